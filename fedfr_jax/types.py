@@ -317,6 +317,7 @@ class Client(NamedTuple):
     num_classes: jax.Array  # [] int32 the client's classes
     num_steps: jax.Array  # [] int32 local steps S
     step_to_epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
+    steps_per_epoch: jax.Array  # [] int32, at least 1
     # step [] int32 -> shuffled, augmented batch
     batch: Callable[[jax.Array], Batch]
     # (step [], positions [B] int32 in the client's list) -> their batch, augmented

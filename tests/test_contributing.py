@@ -23,7 +23,6 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import run_stages
 from fedfr_jax.tasks import TASKS
 from tests.contracts import test_algorithms as contract
-from tests.contracts import test_defaults_by_value as by_value
 from tests.contracts.rows import required, rows_of
 
 pytestmark = pytest.mark.ci
@@ -63,7 +62,6 @@ def test_an_algorithm_of_the_library_costs_the_lines_that_the_table_names(
     name, line = re.search(r'`"(\w+)": (Member\(.*\)),`', TEXT).groups()
     monkeypatch.setitem(contract.MEMBERS, name, eval(line, vars(contract)))
     contract.test_every_algorithm_is_under_contract()
-    by_value.test_every_default_has_the_value_of_its_paper_or_of_the_released_code()
     row = {"learning_rate": 0.1, "algorithm": {"name": "bounded", "most": 1.0}}
     assert rows_of("params/fc", given=())["bounded"] == row  # in the tests of tasks
     assert required("bounded", "params/fc") == {"most": 1.0}  # and of faces

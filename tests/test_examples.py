@@ -113,3 +113,11 @@ def test_faces_of_a_folder_are_federated(tmp_path, capsys):
 def test_a_big_network_is_sharded_over_the_devices(tmp_path, capsys):
     assert 0 <= load("big_faces").main(people=40, epochs=1, workdir=tmp_path) <= 1
     assert "devices: 8" in capsys.readouterr().out
+
+
+def test_canaries_prove_less_than_epsilon_and_much_without_noise():
+    audit = load("privacy_audit").audit
+    proved, epsilon = audit(0.0)
+    assert proved > 2 and epsilon == np.inf
+    proved, epsilon = audit(0.6)
+    assert 0.5 < proved < epsilon < 8

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedfr_jax import trees
 from fedfr_jax.data.permutation import permute
@@ -213,8 +214,8 @@ def backdoor(
             raise ValueError("attack backdoor needs images [H, W, C] with a label.")
         spread = batch.position.astype(jnp.uint32) * jnp.uint32(WORD)
         is_chosen = spread < jnp.uint32(min(fraction * 2**32, 2**32 - 1))
-        wide = is_chosen[:, None, None, None]
-        stamped = jnp.where(wide, stamp(image, pattern_size), image)
+        is_stamped = is_chosen[:, None, None, None]
+        stamped = jnp.where(is_stamped, stamp(image, pattern_size), image)
         label = jnp.where(is_chosen, target, batch.labels)
         return batch._replace(
             inputs={**batch.inputs, "image": stamped},
@@ -263,9 +264,8 @@ def gaussian(*, mean: Number = 0.0, std: NonNegative = 1.0) -> Attack:
     """
 
     def change(key, update):
-        keys = jax.random.split(key, len(update))
-        draw = lambda k, x: mean + std * jax.random.normal(k, x.shape, x.dtype)
-        return [draw(k, x) for k, x in zip(keys, update, strict=True)]
+        noise = optax.tree.random_like(key, update)
+        return jax.tree.map(lambda x: mean + std * x, noise)
 
     return Attack(change=change)
 

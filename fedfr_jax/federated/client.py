@@ -288,10 +288,9 @@ def client_view(
         return stored._replace(inputs=inputs, targets=targets, view_index=view)
 
     def batch_from(start, view):
-        position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
-        stored = stored_at(position)
-        inputs = feed.with_deterministic(view, stored.inputs)
-        return stored._replace(inputs=inputs, view_index=jnp.full_like(position, view))
+        plain = stored_at(start + jnp.arange(feed.batch_size, dtype=jnp.int32))
+        inputs = feed.with_deterministic(view, plain.inputs)
+        return plain._replace(inputs=inputs, view_index=jnp.full_like(plain.row, view))
 
     return Client(
         id=slot.client,
@@ -303,6 +302,7 @@ def client_view(
         num_classes=slot.num_classes,
         num_steps=slot.num_steps,
         step_to_epoch=lambda step: lax.div(step, per_epoch),
+        steps_per_epoch=per_epoch,
         batch=batch,
         batch_at=batch_at,
         batch_from=batch_from,

@@ -439,10 +439,6 @@ def test_a_client_deploys_variables_of_the_model(name):
     assert shapes(deployed) == shapes(MEMBERS[name].variables)
 
 
-def shapes_of(tree):
-    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
-
-
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
     """Sums, uploads and the server's state: as if the model had no such leaf."""

@@ -1,16 +1,28 @@
 """Every config under configs/: how it is run, what came out, and what papers say."""
 
 import ast
+import functools
 import pathlib
 import re
 
 import jax
+import numpy as np
 import pytest
+from fedfr_jax.configs.classification import comparison
 
-from fedfr_jax.config.build import plain
+from fedfr_jax.config.build import build, plain
 from fedfr_jax.config.files import find, load
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.models import MODELS
+from fedfr_jax.parts import parse
 from fedfr_jax.scanned_blocks import by_block_name
+from fedfr_jax.schema import keywords
+from fedfr_jax.tasks.classification import cross_entropy
+from fedfr_jax.tasks.methods import AlgorithmReader
+from fedfr_jax.types import Source
+from tests.contracts import test_algorithms as contracts
+from tests.contracts.rows import FACTS, required
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -93,3 +105,72 @@ def shapes_of(model):
     made = factory((32, 32, 3), num_classes=10, **settings)
     params = jax.eval_shape(lambda key: by_block_name(made.init(key)["params"]), KEY)
     return jax.tree.map(lambda leaf: leaf.shape, params)
+
+
+# Those that offer what an algorithm needs, where classification does not.
+TASKS = {"fedfr": "faces", "finch": "reid", "kd": "reid"}
+
+
+def test_every_default_may_be_written_into_a_config():
+    offenders = []
+    for name, function in ALGORITHMS.items():
+        told = contracts.MEMBERS[name].build.keywords
+        facts = {key: told[key] for key in told.keys() & FACTS}
+        row = required(name, contracts.HEAD)
+        offers = {**dict.fromkeys(FACTS, True), **facts}
+        for key, parameter in keywords(function).items():
+            if not isinstance(parameter.default, str | bool | int | float):
+                continue
+            given = {**row, key: parameter.default}
+            try:
+                losses = {"class_pull_loss": cross_entropy}
+                task = TASKS.get(name, "classification")
+                reader = AlgorithmReader(task, losses=losses)
+                part = parse(reader, {"name": name, **given})
+                part.build(None, offers)[0](contracts.LOCAL)
+            except ValueError as error:
+                offenders.append(f"{name}.{key}: {error}")
+    assert not offenders, "\n".join(offenders)
+
+
+SETS = {  # classes and images of the comparison's sets
+    "fashion_mnist": (10, (28, 28, 1)),
+    "mnist": (10, (28, 28, 1)),
+    "cifar10": (10, (32, 32, 3)),
+    "cifar100": (100, (32, 32, 3)),
+    "cifar100_resnet": (100, (32, 32, 3)),
+    "emnist": (62, (28, 28, 1)),
+}
+
+
+def built_on_black(config, num_classes, shape, monkeypatch):
+    """The experiment of a config, on black images of a set's classes and shape."""
+    labels = (np.arange(30 * num_classes) % num_classes).astype(np.int32)
+
+    @functools.wraps(SOURCES[config.data.name])  # which has the keys that it must have
+    def stand_in(*args, **settings):
+        del args, settings
+        read = lambda rows: np.zeros((len(rows), *shape), np.uint8)
+        names = tuple(str(c) for c in range(num_classes))
+        is_test = np.arange(len(labels)) >= 20 * num_classes
+        return Source(read, labels, names, shape, is_test=is_test)
+
+    monkeypatch.setitem(SOURCES, config.data.name, stand_in)
+    return build(config)
+
+
+@pytest.mark.parametrize("data", comparison.DATA)
+def test_every_row_of_the_comparison_is_built_on_each_of_its_sets(data, monkeypatch):
+    config = comparison.get_config(data)
+    experiment = built_on_black(config, *SETS[data], monkeypatch)
+    assert {*experiment.stages} == {*config.methods}
+    assert len(experiment.task.population.num_classes) == 20
+
+
+@pytest.mark.parametrize("data, clients", [("mnist", 20), ("emnist", 100)])
+def test_the_first_configs_of_a_newcomer_are_built_as_shipped(
+    data, clients, monkeypatch
+):
+    config = load(find(f"classification/{data}"))
+    experiment = built_on_black(config, *SETS[data], monkeypatch)
+    assert len(experiment.task.population.num_classes) == clients

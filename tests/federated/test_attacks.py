@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated import attacks
 from fedfr_jax.federated.aggregation import clip, robust
-from fedfr_jax.federated.aggregation.contract import with_aggregation
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.attacks import ATTACKS, with_attack
 from fedfr_jax.types import Batch, Client
 from tests.contracts import test_algorithms as contracts
 from tests.federated.aggregation.played import network_of, play_updates
@@ -21,7 +19,7 @@ NUMBER = 9
 def play(name, updates, *links, seed=0, **options):
     """A round of clients that move by `updates` [K, 18], three of nine attackers."""
     settings = {"share": 0.3, "num_clients": NUMBER, "seed": seed}
-    around = lambda algorithm: with_attack(algorithm, name, **settings)
+    around = lambda algorithm: ff.with_attack(algorithm, name, **settings)
     return play_updates(updates, *links, around=around, **options)
 
 
@@ -70,11 +68,11 @@ def test_attacks_are_byzfls(golden):
     @jax.jit
     def sent(everybody):
         found = {
-            key: ATTACKS[name](tau=tau).collude([everybody], is_honest)[0]
+            key: ff.ATTACKS[name](tau=tau).collude([everybody], is_honest)[0]
             for key, (name, tau) in names.items()
         }
         mean = everybody[:8].mean(axis=0)
-        return {**found, "signflip": ATTACKS["sign_flip"]().change(None, [mean])[0]}
+        return {**found, "signflip": ff.ATTACKS["sign_flip"]().change(None, [mean])[0]}
 
     with jax.enable_x64(True):
         everybody = np.concatenate([arrays["honest"], np.full((2, 7), 1e3)])
@@ -84,10 +82,10 @@ def test_attacks_are_byzfls(golden):
 
 def test_a_changed_update_is_the_scaled_one_or_noise_of_its_own_for_each_array():
     key, update = jax.random.key(0), [jnp.arange(4.0), jnp.arange(4.0)]
-    for x in ATTACKS["scaled"](factor=3.0).change(key, update):
+    for x in ff.ATTACKS["scaled"](factor=3.0).change(key, update):
         np.testing.assert_array_equal(x, [0, 3, 6, 9])
     zeros = [jnp.zeros(4000)] * 2
-    first, second = ATTACKS["gaussian"](mean=0.5, std=2).change(key, zeros)
+    first, second = ff.ATTACKS["gaussian"](mean=0.5, std=2).change(key, zeros)
     assert abs(first.mean() - 0.5) < 0.1 and abs(first.std() - 2) < 0.1
     assert (first != second).all()
 
@@ -109,7 +107,7 @@ def batch_of(labels, images=None, **masks):
 
 
 def poisoned(name, batch, is_bad=True, **settings):
-    poison = ATTACKS[name](**settings).poison
+    poison = ff.ATTACKS[name](**settings).poison
 
     @jax.jit
     def run(batch, is_bad):
@@ -136,7 +134,7 @@ def test_a_backdoor_is_a_stamp_and_a_class_on_the_same_share_of_examples():
     assert 0.2 < is_bad.mean() < 0.3
     sums = found.inputs["image"].sum(axis=(1, 2, 3))
     np.testing.assert_array_equal(sums, np.where(is_bad, 4, 0))
-    none = ATTACKS["backdoor"](fraction=0.0).poison(jax.tree.map(jnp.asarray, batch))
+    none = ff.ATTACKS["backdoor"](fraction=0.0).poison(jax.tree.map(jnp.asarray, batch))
     np.testing.assert_array_equal(none.labels, batch.labels)
     with pytest.raises(ValueError, match="needs images"):
         poisoned("backdoor", batch_of([1, 2], np.zeros((2, 5))))
@@ -169,9 +167,9 @@ def test_more_attackers_than_a_rule_tolerates_are_refused_with_its_bound():
     one = [robust.krum(num_malicious_clients=1)]
     cases += [(one, 1, 0.1, 10, 10), (one, 1, 0.2, 10, 5)]
     for links, bound, share, number, cohort in cases:
-        algorithm = with_aggregation(fedavg(LOCAL), *links)
+        algorithm = ff.with_aggregation(ff.fedavg(LOCAL), *links)
         for more in (0, 1):
-            attacked = with_attack(
+            attacked = ff.with_attack(
                 algorithm, "alie", share=share + more / number, num_clients=number
             )
             if not more:
@@ -182,8 +180,8 @@ def test_more_attackers_than_a_rule_tolerates_are_refused_with_its_bound():
 
 
 def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
-    plain, finch = fedavg(LOCAL), contracts.MEMBERS["finch"].build()
-    assert with_attack(plain, "alie", share=0, num_clients=5) is plain
+    plain, finch = ff.fedavg(LOCAL), contracts.MEMBERS["finch"].build()
+    assert ff.with_attack(plain, "alie", share=0, num_clients=5) is plain
     for algorithm, name, wrong, words in (
         (plain, "alie", {"share": 1.0}, r"share must be in \[0, 1\), got 1.0"),
         (plain, "alie", {"share": 0.05}, "give at least one of 5 .* at least 0.1"),
@@ -192,4 +190,4 @@ def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
         (finch, "alie", {}, "updates are summed, got .*finch"),
     ):
         with pytest.raises(ValueError, match=words):
-            with_attack(algorithm, name, num_clients=5, **{"share": 0.5, **wrong})
+            ff.with_attack(algorithm, name, num_clients=5, **{"share": 0.5, **wrong})

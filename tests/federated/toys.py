@@ -23,6 +23,7 @@ from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
     run_cohort,
+    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -148,6 +149,15 @@ def fedfr_toy(rate=0.01, **options):
 
 
 TOYS = {"fedavg": fedavg_toy, "fedfr": fedfr_toy}
+
+
+def play(sim, variables, rounds=(0,)):
+    """(server, store, log of the last round) of a simulation."""
+    server = start_simulation(sim, variables)
+    store = open_store(sim, server)
+    for number in rounds:
+        server, log = simulate_round(sim, server, store, number)
+    return server, store, log
 
 
 # --- Golden rounds, in float64

@@ -102,9 +102,8 @@ def gaussian_noise(*, std: NonNegative) -> Aggregator:
 
     def finish(key, state, total):
         def add_noise(change):
-            keys = jax.random.split(key, max(len(change), 1))
-            draw = lambda k, x: x + std * jax.random.normal(k, x.shape, x.dtype)
-            return [draw(k, x) for k, x in zip(keys, change, strict=False)]
+            noise = optax.tree.random_like(key, change)
+            return jax.tree.map(lambda x, z: x + std * z, change, noise)
 
         return on_change(add_noise, total.update), state, {}
 

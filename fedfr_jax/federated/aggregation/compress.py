@@ -15,6 +15,7 @@ from typing import Annotated
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import optax
 from annotated_types import Interval
 
 from fedfr_jax.data.permutation import permute
@@ -115,8 +116,8 @@ def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggr
     """
 
     def compress(key, change):
-        keys = jax.random.split(key, max(len(change), 1))
-        return [to_levels(k, x, bits) for k, x in zip(keys, change, strict=False)]
+        keys = optax.tree.split_key_like(key, change)
+        return jax.tree.map(lambda k, x: to_levels(k, x, bits), keys, change)
 
     count = functools.partial(count_dense, bits=bits, each=64)
     return compressor(compress, count, error_feedback)
@@ -137,8 +138,8 @@ def rotate(*, seed: Seed = 0) -> Aggregator:
 
     def turn_each(turn, tree):
         def turned(change):
-            keys = jax.random.split(jax.random.key(seed), max(len(change), 1))
-            return [turn(k, x) for k, x in zip(keys, change, strict=False)]
+            keys = optax.tree.split_key_like(jax.random.key(seed), change)
+            return jax.tree.map(turn, keys, change)
 
         return on_change(turned, tree)
 

@@ -179,7 +179,7 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
 
 
 def keep_update(key, state, update: PyTree, weight: PyTree) -> tuple[Summary, dict]:
-    """Keep an update and its weight beside the others', as `Aggregator.summarize`."""
+    """Keep an update and its weight, unsummed, as `Aggregator.summarize`."""
     del key, state
     return Summary(PerClient(update), weight, PerClient(weight)), {}
 

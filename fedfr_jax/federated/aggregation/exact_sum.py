@@ -12,6 +12,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from annotated_types import Interval
 
 from fedfr_jax.ranges import Positive
@@ -47,24 +48,24 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
     def summarize(key, state, update, weight):
         del state
         is_leaf = lambda x: isinstance(x, LogScaled | PerClient)
-        leaves, structure = jax.tree.flatten(update, is_leaf=is_leaf)
+        leaves = jax.tree.leaves(update, is_leaf=is_leaf)
         if any(map(is_leaf, leaves)):
             raise ValueError(
                 "quantize needs updates that are summed plainly: it cannot be used "
                 "with attention, nor with a rule that needs all updates."
             )
-        keys = jax.random.split(key, max(len(leaves), 1))
-        codes = [
-            encode(jnp.clip(x, -range, range), jax.random.uniform(k, x.shape), scale)
-            for k, x in zip(keys, leaves, strict=False)
-        ]
-        # float32 may round above the last level, which the largest cohort counts on.
-        codes = [jnp.clip(x, -max_code, max_code) for x in codes]
+
+        def to_codes(x, k):
+            uniform = jax.random.uniform(k, x.shape)
+            codes = encode(jnp.clip(x, -range, range), uniform, scale)
+            # float32 may round above the last level, from which max_clients follows.
+            return jnp.clip(codes, -max_code, max_code)
+
+        codes = jax.tree.map(to_codes, update, optax.tree.split_key_like(key, update))
         is_outside = [(jnp.abs(x) > range).sum() for x in leaves]
         number = max(sum(x.size for x in leaves), 1)
-        outside = jnp.array(sum(is_outside), jnp.float32)
-        metrics = {CLIPPED_SHARE: outside / number}
-        return Summary(structure.unflatten(codes), weight), metrics
+        metrics = {CLIPPED_SHARE: jnp.array(sum(is_outside), jnp.float32) / number}
+        return Summary(codes, weight), metrics
 
     def finish(key, state, total):
         del key

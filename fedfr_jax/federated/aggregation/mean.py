@@ -55,7 +55,7 @@ def cluster_mean() -> Aggregator:
 
         def place(x):
             shares = weight.reshape(-1, *[1] * x.ndim)
-            return wide(x)[None] * shares.astype(wide(x).dtype)
+            return to_float32(x)[None] * shares.astype(to_float32(x).dtype)
 
         return Summary(jax.tree.map(place, update), weight), {}
 
@@ -74,7 +74,12 @@ def cluster_mean() -> Aggregator:
 
 def weighted(update: PyTree, weight: jax.Array) -> PyTree:
     """Multiply `update` by `weight` [], in float32 or more."""
-    return jax.tree.map(lambda x: wide(x) * weight.astype(wide(x).dtype), update)
+
+    def scale(x):
+        x = to_float32(x)
+        return x * weight.astype(x.dtype)
+
+    return jax.tree.map(scale, update)
 
 
 def scale_weight(weight: PyTree, factor: jax.Array) -> PyTree:
@@ -89,7 +94,7 @@ def scale_weight(weight: PyTree, factor: jax.Array) -> PyTree:
     return jax.tree.map(scale, weight, is_leaf=is_scaled)
 
 
-def wide(x: jax.Array) -> jax.Array:
+def to_float32(x: jax.Array) -> jax.Array:
     """Cast `x` to float32, unless it is wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 

@@ -27,7 +27,7 @@ from fedfr_jax.federated.aggregation.contract import (
     keep_update,
     split,
 )
-from fedfr_jax.federated.aggregation.mean import scale_weight, wide
+from fedfr_jax.federated.aggregation.mean import scale_weight, to_float32
 from fedfr_jax.ranges import Count, Positive, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, PyTree, Summary, any_number
@@ -212,7 +212,7 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
     def summarize(key, center, update, weight):
         del key
         change, statistics, join = split(update)
-        apart = [wide(x - v) for x, v in zip(change, center, strict=True)]
+        apart = [to_float32(x - v) for x, v in zip(change, center, strict=True)]
         short, metrics = clip(apart, MAX_DISTANCE)
         is_far = metrics["clip_fraction"] > 0
         near = [v + x.astype(v.dtype) for v, x in zip(center, short, strict=True)]

@@ -117,13 +117,6 @@ def cluster_output(
     return variable_split.client_output(start, end, weights, group, metrics)
 
 
-def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
-    """Index [] int32 of the server model with params nearest to `variables`."""
-    apart = lambda params: jax.tree.map(jnp.subtract, params, variables["params"])
-    distance = lambda params: optax.tree.norm(apart(params), squared=True)
-    return jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
-
-
 @checked
 def ifca(
     local: LocalTraining,
@@ -192,7 +185,12 @@ def fesem(
 
     def client_update(key, models, group, client):
         end, metrics = train(key, cluster_model(models, group), client)
-        group = nearest_model(models, end)
+
+        def distance(params):
+            apart = jax.tree.map(jnp.subtract, params, end["params"])
+            return optax.tree.norm(apart, squared=True)
+
+        group = jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
         return cluster_output(models, group, end, metrics, uniform(client))
 
     return build_clustered(client_update, num_clusters, init_noise)

@@ -35,9 +35,8 @@ def shared_gradient(local: LocalTraining) -> Callable:
 
     def gradient(variables, batch, key):
         def loss(params):
-            whole = variable_split.merge_personal_variables(
-                {**variables, "params": params}
-            )
+            moved = {**variables, "params": params}
+            whole = variable_split.merge_personal_variables(moved)
             return loss_fn(unshard(whole), batch, key)[0]
 
         return jax.grad(loss)(variables["params"])
@@ -52,10 +51,9 @@ def client_gradient(gradient: Callable, variables: PyTree, key, client) -> PyTre
 
 def prepare_gradient(local: LocalTraining) -> Callable:
     """Build an `Algorithm.prepare` that broadcasts the cohort's mean gradient."""
+    gradient = shared_gradient(local)
     # Compiled once for each feed and mesh.
-    build = functools.cache(
-        functools.partial(build_dataset_mean, shared_gradient(local))
-    )
+    build = functools.cache(functools.partial(build_dataset_mean, gradient))
 
     def prepare(server, context):
         cohort, run = context.cohort, build(context.batching, context.mesh)
@@ -81,7 +79,7 @@ def minus_anchor(local: LocalTraining) -> LocalTraining:
     """Subtract the batch's gradient at `anchor`: Mime's variance reduction.
 
     `anchor`, a keyword of the loss, is like the shared params. The gradient is of the
-    same batch under the same key, and held fixed.
+    same batch under the same key, and is constant.
     """
     loss_fn, gradient = as_aux_loss(local.loss), shared_gradient(local)
 

@@ -6,9 +6,8 @@ plainly whatever the optimizer. What stays with the clients is said around it: s
 
 FedOpt: Reddi et al. 2021, arXiv:2003.00295, algorithm 2, as optax transformations,
 which get minus the mean change D: m = b1 m + (1 - b1) D, w+ = w + rate m / (sqrt(v) +
-tau), and v as each name says. There is no bias correction; the paper asks for v_-1 >=
-tau^2, here `initial_accumulator_value` (0, as in most code). FedAvgM is Hsu et al.
-2019, arXiv:1909.06335.
+tau), and v as each name says, from 0 as in most code, where the paper asks for v_-1 >=
+tau^2. There is no bias correction. FedAvgM is Hsu et al. 2019, arXiv:1909.06335.
 """
 
 from collections.abc import Callable
@@ -58,11 +57,10 @@ def fedadagrad(
     *,
     b1: BelowOne = 0.9,
     eps: Positive = 1e-3,
-    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """FedAdagrad: v + D^2. For the settings see `adaptive`."""
     rule = lambda v, square: v + square
-    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
+    return adaptive(rule, learning_rate, b1, eps)
 
 
 @checked
@@ -72,11 +70,10 @@ def fedadam(
     b2: BelowOne = 0.99,
     b1: BelowOne = 0.9,
     eps: Positive = 1e-3,
-    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """FedAdam: v = b2 v + (1 - b2) D^2. For the settings see `adaptive`."""
     rule = lambda v, square: b2 * v + (1 - b2) * square
-    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
+    return adaptive(rule, learning_rate, b1, eps)
 
 
 @checked
@@ -86,19 +83,14 @@ def fedyogi(
     b2: BelowOne = 0.99,
     b1: BelowOne = 0.9,
     eps: Positive = 1e-3,
-    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """FedYogi: v - (1 - b2) D^2 sign(v - D^2). For the settings see `adaptive`."""
     rule = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
-    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
+    return adaptive(rule, learning_rate, b1, eps)
 
 
 def adaptive(
-    rule: Callable,
-    learning_rate: float,
-    b1: float,
-    eps: float,
-    initial_accumulator_value: float,
+    rule: Callable, learning_rate: float, b1: float, eps: float
 ) -> optax.GradientTransformation:
     """Adaptive step rate m / (sqrt(v) + tau), with v updated by `rule: (v, D^2) -> v`.
 
@@ -106,12 +98,10 @@ def adaptive(
       learning_rate: >= 0.
       b1: b1, the decay of m in [0, 1).
       eps: degree of adaptivity, > 0.
-      initial_accumulator_value: v before the first round, >= 0.
     """
 
     def init(params):
-        start = lambda x: jnp.full_like(x, initial_accumulator_value)
-        return Moments(optax.tree.zeros_like(params), jax.tree.map(start, params))
+        return Moments(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
     def update(updates, state, params=None):
         del params

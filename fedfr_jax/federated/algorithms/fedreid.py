@@ -132,7 +132,7 @@ class PublicImages(NamedTuple):
         return inputs["image"], place < count
 
     def prepare(self, server, context):
-        """Hand the images to the clients of a round, as `Algorithm.prepare`."""
+        """Pass the images to the clients of a round, as `Algorithm.prepare`."""
         del server
         return empty_prepared(len(context.cohort.ids))._replace(shared=self.images)
 
@@ -227,7 +227,7 @@ def kd(
     released code: the mean over clients of their networks' features, at unit length or
     as they are, by mean squared error, in one pass of SGD over the shared images. The
     features of a round's clients are summed as they end, so no two clients' networks
-    are held at once. The pass refreshes running statistics, but where every client
+    are in memory at once. The pass refreshes running statistics, but where every client
     keeps its own. Deviation: teachers run in evaluation mode, where the released code
     leaves their dropout on.
 

@@ -2,7 +2,7 @@
 
 FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) keeps the top K_P blocks, FedBN (Li
 et al. 2021, arXiv:2102.07623) the batch norms, local training everything. The leaves
-are handed to the algorithm as the collection "local" of every network in its server,
+are passed to the algorithm as the collection "local" of every network in its server,
 which is not sent. A stack of blocks that is personal in part is cut.
 """
 

@@ -74,8 +74,9 @@ def phased_training(
     fits = [build_local_training(local, moves) for moves, _ in phases]
 
     def parts(client):
-        firsts = [first_step(client, epoch) for _, epoch in phases]
-        bounds = itertools.pairwise([*firsts, client.num_steps])
+        starts = [epoch * client.steps_per_epoch for _, epoch in phases]
+        starts = [jnp.minimum(start, client.num_steps) for start in starts]
+        bounds = itertools.pairwise([*starts, client.num_steps])
         return [from_step(client, start, end - start) for start, end in bounds]
 
     return alternate(fits, parts)
@@ -94,9 +95,7 @@ def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
     fits = [build_local_training(local, moves) for moves in (head, "")]
 
     def parts(client):
-        endless = client._replace(num_steps=jnp.int32(2**31 - 1))
-        steps = first_step(endless, epochs)
-        steps = jnp.where(client.num_steps > 0, steps, 0)
+        steps = jnp.where(client.num_steps > 0, epochs * client.steps_per_epoch, 0)
         # The round's own epochs are counted from 0, on the batches after the head's.
         later = from_step(client, steps, client.num_steps)
         later = later._replace(step_to_epoch=client.step_to_epoch)
@@ -126,23 +125,6 @@ def alternate(fits: Sequence[Callable], parts: Callable) -> Callable:
         return variables, {**means, "steps": total["steps"]}
 
     return train
-
-
-def first_step(client: Client, epoch: int) -> jax.Array:
-    """First step of `epoch`, at most the number of steps, [] int32.
-
-    By bisection, a loop of known length in which no GPU asks the host.
-    """
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + ((high - low) >> 1)
-        is_early = (middle < high) & (client.step_to_epoch(middle) < epoch)
-        low = jnp.where(is_early, middle + 1, low)
-        return low, jnp.where(is_early, high, middle)
-
-    bounds = jnp.int32(0), jnp.int32(client.num_steps)
-    return jax.lax.fori_loop(0, 31, halve, bounds)[0]
 
 
 def from_step(client: Client, start: jax.Array, num_steps: jax.Array) -> Client:

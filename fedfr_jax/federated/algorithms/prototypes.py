@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import wide
+from fedfr_jax.federated.aggregation.mean import to_float32
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.types import Batch, Client, Model, PyTree, input_structs
@@ -109,7 +109,7 @@ def class_values(model: Model, normalize: bool) -> Callable:
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.merge_personal_variables(variables)
-        rows = wide(model.features(network, batch.model_inputs, False)[1])
+        rows = to_float32(model.features(network, batch.model_inputs, False)[1])
         if normalize:
             length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
             rows = rows / jnp.maximum(length, TINY)

@@ -150,7 +150,7 @@ def moon(
     """MOON: model-contrastive local training.
 
     Li, He, Song 2021, arXiv:2103.16257, algorithm 1: FedAvg whose clients keep the
-    model that they trained last. The term is in the loss, which is handed both models;
+    model that they trained last. The term is in the loss, which gets both models;
     see `losses.contrastive`. Before a client's first round its previous model is the
     received one, for which the term has no gradient.
 

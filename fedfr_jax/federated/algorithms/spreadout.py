@@ -49,14 +49,10 @@ def fedaws(
     gradient = jax.grad(lambda kernel: spreadout(kernel.T, margin=1 - margin))
 
     def init(variables):
-        matched = jax.tree.map(
-            lambda m, x: x if m else None, select(variables), variables
-        )
-        shapes = [x.shape for x in jax.tree.leaves(matched)]
-        if [len(shape) for shape in shapes] != [2]:
-            raise ValueError(
-                f"classes must match exactly one leaf [D, M], got {shapes}."
-            )
+        is_chosen, leaves = map(jax.tree.leaves, (select(variables), variables))
+        shapes = [x.shape for m, x in zip(is_chosen, leaves, strict=True) if m]
+        if len(shapes) != 1 or len(shapes[0]) != 2:
+            raise ValueError(f"classes must match one leaf [D, M], got {shapes}.")
         return base.init(variables)
 
     def server_update(server, result):
@@ -95,7 +91,7 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: Count) -> Al
 
     Aggarwal, Zhou, Jain 2021, arXiv:2104.03008. A client uploads its class embeddings;
     the server takes some steps on a spread-out penalty over all of the cohort's and
-    hands each client its own back when it trains next. The local loss is left alone:
+    returns each client its own when it trains next. The local loss is left alone:
     FedFace's own is the `loss` class_hinge of the faces task, and
     `init_head_from_class_means` its start. A client may hold many classes, FedFace's
     holds one.

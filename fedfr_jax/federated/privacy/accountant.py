@@ -25,10 +25,11 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import (
     Ledger,
     Mechanism,
@@ -39,7 +40,7 @@ from fedfr_jax.federated.privacy.ledger import (
 )
 from fedfr_jax.federated.privacy.skellam import skellam_divergences
 from fedfr_jax.federated.sampling import check_sampling
-from fedfr_jax.ranges import Count, Positive
+from fedfr_jax.ranges import MAX, Count, Positive
 from fedfr_jax.schema import checked
 
 GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
@@ -55,7 +56,7 @@ class Accountant(NamedTuple):
     mechanism: Mechanism  # of the rounds to come
     budget: float = math.inf  # of epsilon, which no round exceeds
     past: Ledger = ()  # of rounds that were done before this run was built
-    end: float = math.inf  # rounds from this one on send nothing, see `ended`
+    end: int = MAX  # rounds from this one on send nothing, see `ended`
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after that many rounds, 0 before the first."""
@@ -236,22 +237,23 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
         low, high = high, 1.5 * high
     while excess(low) <= 0:
         low, high = low / 1.5, low
-    noise = optimize.brentq(excess, low, high, rtol=2e-4)
+    noise = float(optimize.root_scalar(excess, bracket=(low, high), rtol=2e-4).root)
     while excess(noise) > 0:
         noise *= 1.0003
-    return float(noise)
+    return noise
 
 
 def _is_slow(mechanism: Mechanism) -> bool:
     """Whether a loss distribution must be composed for each number of rounds."""
     is_sampled = mechanism.sampling.name != "shuffle" and _chance(mechanism) < 1
-    is_single = mechanism.is_local or _is_released_once(mechanism)
+    is_single = mechanism.is_local or _single_release(mechanism) is not None
     return is_sampled and not is_single and not mechanism.clip_levels
 
 
-def _is_released_once(mechanism: Mechanism) -> bool:
-    """Whether all rounds are accounted as a single Gaussian."""
-    return mechanism.strategy is not None and not mechanism.strategy.is_banded
+def _single_release(mechanism: Mechanism) -> Strategy | None:
+    """The strategy by which all rounds are accounted as a single Gaussian, if any."""
+    strategy = mechanism.strategy
+    return None if strategy is None or strategy.is_banded else strategy
 
 
 def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], float]:
@@ -259,8 +261,10 @@ def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], floa
     if past and past[-1].mechanism == mechanism:
         past = past[:-1]
     noise, num_past = mechanism.noise_multiplier, num_rounds(past)
-    if _is_released_once(mechanism) and noise:
-        return _single_release(mechanism)
+    if (strategy := _single_release(mechanism)) and noise:
+        at_end = strategy.sensitivity(strategy.rounds)
+        so_far = lambda rounds: strategy.sensitivity(rounds) / at_end
+        return lambda rounds: _gaussian(noise / so_far(rounds), mechanism.delta)
     before, composed = lambda rounds: 0.0, lambda times: math.inf
     if past:
         before = _epsilon_of(past[-1].mechanism, past[:-1])
@@ -278,23 +282,12 @@ def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], floa
     return epsilon
 
 
-def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
-    """Epsilon of one Gaussian, with the sensitivity of the rounds so far."""
-    strategy = mechanism.strategy
-
-    def epsilon(rounds):
-        so_far = strategy.sensitivity(rounds) / strategy.sensitivity(strategy.rounds)
-        return _gaussian(mechanism.noise_multiplier / so_far, mechanism.delta)
-
-    return epsilon
-
-
 def _composed(mechanism: Mechanism, noises: set[float]) -> Callable[[Times], float]:
     """Build rounds of each of the noises -> epsilon."""
     if mechanism.clip_levels:
         return _by_divergences(mechanism, _skellam_curve)
     if not _is_slow(mechanism):
-        return _gaussians(mechanism)
+        return functools.partial(_gaussians, mechanism)
     if any(_noise_over_move(mechanism, x) < MIN_NOISE for x in noises):
         return _by_divergences(mechanism, _sampled_curve)
     return _by_losses(mechanism, noises)
@@ -305,14 +298,10 @@ def _noise_over_move(mechanism: Mechanism, noise: float) -> float:
     return noise / 2 if mechanism.neighbors == "replace-one" else noise
 
 
-def _gaussians(mechanism: Mechanism) -> Callable[[Times], float]:
+def _gaussians(mechanism: Mechanism, times: Times) -> float:
     """Epsilon of one Gaussian per participation of a client, without amplification."""
-
-    def epsilon(times):
-        inverse = sum(n * _noise_over_move(mechanism, x) ** -2 for x, n in times)
-        return _gaussian(1 / math.sqrt(inverse), mechanism.delta)
-
-    return epsilon
+    inverse = sum(n * _noise_over_move(mechanism, x) ** -2 for x, n in times)
+    return _gaussian(1 / math.sqrt(inverse), mechanism.delta)
 
 
 @functools.lru_cache(maxsize=128)  # the same in all rounds of an epoch
@@ -333,20 +322,20 @@ def _by_divergences(mechanism: Mechanism, curve: Callable) -> Callable[[Times], 
     of_round = functools.cache(functools.partial(curve, mechanism))
 
     def epsilon(times):
-        total = sum(n * of_round(x) for x, n in times)
-        return rdp.compute_epsilon(np.asarray(ORDERS), total, mechanism.delta)[0]
+        total = np.sum([n * of_round(x) for x, n in times], axis=0)
+        return rdp.compute_epsilon(ORDERS, total.tolist(), mechanism.delta)[0]
 
     return epsilon
 
 
-def _skellam_curve(mechanism: Mechanism, noise: float):
+def _skellam_curve(mechanism: Mechanism, noise: float) -> np.ndarray:
     """Divergences of Skellam noise, once per participation of a client."""
     levels, over_move = mechanism.clip_levels, _noise_over_move(mechanism, noise)
     sensitivity = levels * noise / over_move
     return skellam_divergences(np.asarray(ORDERS), noise * levels, sensitivity)
 
 
-def _sampled_curve(mechanism: Mechanism, noise: float):
+def _sampled_curve(mechanism: Mechanism, noise: float) -> np.ndarray:
     """Divergences of a sampled Gaussian.
 
     Where a cohort is cut at its capacity, a client takes the place of another, which
@@ -362,7 +351,7 @@ def _sampled_curve(mechanism: Mechanism, noise: float):
     if mechanism.sampling.name == "fixed":
         event = dp_accounting.SampledWithoutReplacementDpEvent(size, capacity, gaussian)
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    return rdp.RdpAccountant(ORDERS, relation).compose(event).rdp
+    return np.asarray(rdp.RdpAccountant(ORDERS, relation).compose(event).rdp)
 
 
 def _by_losses(mechanism: Mechanism, noises: Iterable[float]):
@@ -429,7 +418,7 @@ def _replacing_distribution(noise: float, chance: float, grid: float):
     from dp_accounting.pld import privacy_loss_distribution as losses
     from dp_accounting.pld import privacy_loss_mechanism as mechanisms
 
-    removing = mechanisms.GaussianPrivacyLoss(
+    removing: Any = mechanisms.GaussianPrivacyLoss(
         noise,
         sampling_prob=chance,
         log_mass_truncation_bound=-50,

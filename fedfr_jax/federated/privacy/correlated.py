@@ -14,12 +14,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.parts import section
 from fedfr_jax.ranges import Count
 from fedfr_jax.schema import checked
 
 
+def unit_sensitivity(rounds: int) -> float:
+    """Sensitivity of columns of norm 1, of which a client's are orthogonal."""
+    del rounds
+    return 1.0
+
+
+@section
 class Strategy(NamedTuple):
     """A strategy matrix C for a fixed number of rounds."""
 
@@ -27,10 +36,13 @@ class Strategy(NamedTuple):
     rounds: int  # at most
     min_separation: int  # rounds from one participation of a client to the next
     is_banded: bool  # of orthogonal columns that far apart: amplified by sampling
-    noising: Any  # C^-1, a `jax_privacy` StreamingMatrix
+    noising: Any = None  # C^-1, a `jax_privacy` StreamingMatrix
     # Of C times a client's updates of norm 1, over that many rounds; a participation's
     # own where the strategy is banded.
-    sensitivity: Callable[[int], float]
+    sensitivity: Callable[[int], float] = unit_sensitivity
+
+
+STORED = ("name", "rounds", "min_separation", "is_banded")  # of a strategy in a ledger
 
 
 @checked
@@ -74,9 +86,8 @@ def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
         min_separation=len(coef),
         is_banded=True,
         noising=toeplitz.inverse_as_streaming_matrix(
-            np.float32(coef), column_normalize_for_n=rounds
+            jnp.float32(coef), column_normalize_for_n=rounds
         ),
-        sensitivity=lambda rounds: 1.0,
     )
 
 
@@ -108,7 +119,8 @@ def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
     builder = buffered_toeplitz.StreamingMatrixBuilder(
-        buf_decay=np.float32(blt.buf_decay), output_scale=np.float32(blt.output_scale)
+        buf_decay=np.asarray(blt.buf_decay, np.float32),
+        output_scale=np.asarray(blt.output_scale, np.float32),
     )
     return Strategy(
         name="blt",
@@ -132,6 +144,6 @@ def min_separation_sensitivity(
 
     with _plain_float64():
         squared = toeplitz.minsep_sensitivity_squared(
-            jax.numpy.asarray(coef[:rounds]), min_separation
+            jnp.asarray(coef[:rounds]), min_separation
         )
     return math.sqrt(float(squared))

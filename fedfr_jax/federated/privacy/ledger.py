@@ -6,29 +6,27 @@ the mechanism of the rounds to come.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.privacy.correlated import STORED, Strategy
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.json_files import parse_json
+from fedfr_jax.parts import parse, section
 from fedfr_jax.ranges import Count, NonNegative
-from fedfr_jax.schema import check_fields
 
 FILE = "ledger.json"  # in a checkpoint's folder
 Neighbors = Literal["add-or-remove", "zero-out", "replace-one"]
 
 
+@section
 class Mechanism(NamedTuple):
     """Privacy-relevant settings of the rounds, for an accountant."""
 
     num_clients: int  # N
     cohort_size: int  # K, the mean of a Poisson cohort
-    noise_multiplier: (
-        NonNegative  # z: the noise's standard deviation over the clip norm
-    )
+    noise_multiplier: NonNegative  # z: standard deviation of the noise over clip norm
     delta: float
     sampling: Sampling = Sampling()
     is_local: bool = False  # each client adds the noise to its own update
@@ -40,7 +38,7 @@ class Mechanism(NamedTuple):
 
     @property
     def neighbors(self) -> Neighbors:
-        """Populations that epsilon tells apart.
+        """Neighboring populations, between which epsilon bounds the difference.
 
         Such that one has a client that the other lacks; or whose update is zero there,
         with the same N; or with another client in its place.
@@ -50,6 +48,7 @@ class Mechanism(NamedTuple):
         return "add-or-remove" if self.sampling.name == "poisson" else "zero-out"
 
 
+@section
 class Entry(NamedTuple):
     """Rounds of one mechanism."""
 
@@ -67,8 +66,8 @@ def num_rounds(ledger: Ledger) -> int:
 
 def noise_multipliers(ledger: Ledger) -> np.ndarray:
     """Noise multiplier of each round, [rounds]."""
-    noises = [entry.mechanism.noise_multiplier for entry in ledger]
-    return np.repeat(np.float64(noises), [entry.rounds for entry in ledger])
+    noises = np.array([x.mechanism.noise_multiplier for x in ledger], np.float64)
+    return np.repeat(noises, [entry.rounds for entry in ledger])
 
 
 def extend(ledger: Ledger, mechanism: Mechanism, rounds: int) -> Ledger:
@@ -77,8 +76,8 @@ def extend(ledger: Ledger, mechanism: Mechanism, rounds: int) -> Ledger:
     if more <= 0:
         return ledger
     if ledger and ledger[-1].mechanism == mechanism:
-        *ledger, last = ledger
-        more += last.rounds
+        more += ledger[-1].rounds
+        ledger = ledger[:-1]
     return (*ledger, Entry(mechanism, more))
 
 
@@ -92,17 +91,16 @@ def align(ledger: Ledger, mechanism: Mechanism) -> Ledger:
       ValueError: naming what differs, as its epsilon cannot be composed.
     """
     now, result = describe(mechanism), ()
+    free = () if mechanism.strategy else ("noise_multiplier",)
     for entry in ledger:
         before = describe(entry.mechanism)
-        free = {"noise_multiplier"} if mechanism.strategy is None else {}
-        changed = [k for k in now if k not in free and before.get(k) != now[k]]
-        if changed:
-            name = changed[0]
-            raise ValueError(
-                f"private rounds must go on with the {name} of the rounds before, "
-                f"{before.get(name)}, to be composed with them, got {now[name]}. Keep "
-                "it, or start anew, which spends epsilon anew."
-            )
+        for name in now:
+            if name not in free and before[name] != now[name]:
+                raise ValueError(
+                    f"private rounds must keep the {name} of the rounds before, "
+                    f"{before[name]}, to be composed with them, got {now[name]}. Keep "
+                    "it, or start anew, which spends epsilon anew."
+                )
         noise = entry.mechanism.noise_multiplier
         aligned = mechanism._replace(noise_multiplier=noise)
         result = extend(result, aligned, num_rounds(result) + entry.rounds)
@@ -113,14 +111,14 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
     """Describe a mechanism as JSON values."""
     strategy = mechanism.strategy
     if strategy is not None:  # its functions follow from its name and sizes
-        strategy = strategy._replace(noising=None, sensitivity=None)._asdict()
+        strategy = {k: x for k, x in strategy._asdict().items() if k in STORED}
     sampling = mechanism.sampling._asdict()
     return {**mechanism._asdict(), "sampling": sampling, "strategy": strategy}
 
 
 def to_json(ledger: Ledger) -> str:
     """Write a ledger as JSON, for `from_json`."""
-    rows = [{**describe(x.mechanism), "rounds": x.rounds} for x in ledger]
+    rows = [{"mechanism": describe(x.mechanism), "rounds": x.rounds} for x in ledger]
     return json.dumps(rows, indent=1) + "\n"
 
 
@@ -130,19 +128,4 @@ def from_json(text: str, origin: Any = FILE) -> Ledger:
     A strategy of correlated noise has its name and its sizes alone, see `align`.
     """
     rows = parse_json(text, origin, list)
-    try:
-        return tuple(_entry(row) for row in rows)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{origin} must be a ledger of private rounds, got {error}. Restore a copy."
-        ) from error
-
-
-def _entry(row: Mapping) -> Entry:
-    fields, strategy = {**row}, row["strategy"]
-    fields["sampling"] = Sampling(**row["sampling"])
-    fields["strategy"] = strategy and Strategy(**strategy)
-    entry = Entry(rounds=fields.pop("rounds"), mechanism=Mechanism(**fields))
-    check_fields("", entry)
-    check_fields("", entry.mechanism)
-    return entry
+    return parse(tuple[Entry, ...], rows, str(origin))

@@ -11,7 +11,7 @@ simulation only: they are not private.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.exact_sum import INT32_MAX, as_int32, decode
-from fedfr_jax.federated.aggregation.mean import wide
+from fedfr_jax.federated.aggregation.mean import to_float32
 from fedfr_jax.federated.privacy.accountant import Accountant, build_accountant
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import Ledger, Mechanism
@@ -40,6 +40,7 @@ from fedfr_jax.types import (
     MEAN,
     Aggregator,
     Algorithm,
+    AnyArray,
     ClientOutput,
     PyTree,
     Summary,
@@ -116,8 +117,7 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
         each other.
     """
     check_privacy(settings)
-    aggregator = algorithm.aggregator
-    if aggregator is None or aggregator.role != MEAN:
+    if algorithm.aggregator is None or algorithm.aggregator.role != MEAN:
         raise ValueError(
             "privacy needs an algorithm that aggregates by a plain mean, got "
             f"{algorithm}. Choose an algorithm like fedavg, and remove the key "
@@ -125,7 +125,7 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
         )
 
     def server_update(server, result):
-        # The algorithm sees the aggregate only, as of K clients, whoever took part.
+        # The algorithm sees the aggregate only, as of K clients, not who took part.
         mean = result._replace(
             metrics={},
             per_client=(),
@@ -146,8 +146,9 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     covered = algorithm._replace(
         server_update=server_update, check_cohort=check_cohort, privacy=settings
     )
-    mean = skellam_mean if settings.skellam else private_mean
-    return with_aggregation(covered, mean(settings))
+    if noise := settings.skellam:
+        return with_aggregation(covered, skellam_mean(settings, noise))
+    return with_aggregation(covered, private_mean(settings))
 
 
 def check_privacy(settings: Privacy) -> None:
@@ -155,12 +156,8 @@ def check_privacy(settings: Privacy) -> None:
     chosen, defaults = settings._asdict(), Privacy._field_defaults
     chosen = {k: x for k, x in chosen.items() if x is not defaults.get(k)}
     check_values("privacy.", chosen, kinds_of(Privacy))
-    pairs = [
-        ("is_local", "noise"),
-        ("is_local", "noise_cohort_size"),
-        ("is_local", "clip_quantile"),
-        ("noise", "clip_quantile"),
-    ]
+    others = ("noise", "noise_cohort_size", "clip_quantile")
+    pairs = [*(("is_local", name) for name in others), ("noise", "clip_quantile")]
     if settings.skellam:
         pairs.append(("noise", "noise_cohort_size"))
         check_skellam(settings.skellam, settings.noise_multiplier, settings.cohort_size)
@@ -179,7 +176,7 @@ def check_privacy(settings: Privacy) -> None:
         )
 
 
-def clip_update(update: PyTree, max_norm: jax.Array | float) -> tuple[PyTree, dict]:
+def clip_update(update: PyTree, max_norm: AnyArray) -> tuple[PyTree, dict]:
     """Clip an update, (clipped, metrics); one that is not finite becomes zeros."""
     from jax_privacy import clipping  # of the extra [privacy]
 
@@ -215,23 +212,25 @@ def private_mean(settings: Privacy) -> Aggregator:
     strategy, is_local = settings.strategy, settings.is_local
     noising = strategy.noising if strategy else streaming_matrix.identity()
 
-    def server_noise(std):
+    def server_noise(std) -> Any:
         return noise_addition.matrix_factorization_privatizer(
             noising, stddev=std, prng_key=0
         )
 
     def init(like):
         clip_norm = jnp.asarray(settings.clip_norm, jnp.result_type(float))
-        like = jax.tree.map(wide, like)
+        like = jax.tree.map(to_float32, like)
         noise = () if is_local else server_noise(1.0).init(like)[1]
         return MechanismState(clip_norm, noise)
 
     def summarize(key, state, update, weight):
         del weight
-        clipped, metrics = clip_update(jax.tree.map(wide, update), state.clip_norm)
+        clipped, metrics = clip_update(
+            jax.tree.map(to_float32, update), state.clip_norm
+        )
         if is_local:
             std = noise_std * state.clip_norm
-            own_noise = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
+            own_noise: Any = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
             clipped = own_noise.update(clipped, (key, ()))[0]
         # With a constant clip norm the count is not sent.
         count = () if settings.clip_quantile is None else 0.5 - metrics["clip_fraction"]
@@ -266,24 +265,25 @@ def next_clip_norm(
       centered_count: noisy sum over clients of 1/2 where the update was not clipped
         and -1/2 where it was, which is of sensitivity 1/2.
     """
+    assert settings.clip_quantile is not None
     share = centered_count / settings.cohort_size + 0.5
     rate = settings.clip_learning_rate
     return clip_norm * jnp.exp(-rate * (share - settings.clip_quantile))
 
 
-def skellam_mean(settings: Privacy) -> Aggregator:
+def skellam_mean(settings: Privacy, noise: Skellam) -> Aggregator:
     """Sum of clipped, rounded and noised updates, divided by K, in place of the mean.
 
     The noise is a function of (seed, round, client).
     """
-    noise, clip_norm = settings.skellam, settings.clip_norm
+    clip_norm = settings.clip_norm
     std = noise.share_std(settings.noise_multiplier, settings.cohort_size)
     table, scale = noise_table(std), noise.levels / clip_norm
     largest = noise.levels + table.largest  # of a client's numbers, in absolute value
 
     def summarize(key, state, update, weight):
         del state, weight
-        update = jax.tree.map(wide, update)
+        update = jax.tree.map(to_float32, update)
         size = sum(x.size for x in jax.tree.leaves(update))
         max_norm = norm_before_rounding(noise.levels, size) / scale
         clipped, metrics = clip_update(update, max_norm)

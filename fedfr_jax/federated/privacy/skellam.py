@@ -19,24 +19,33 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from annotated_types import Interval
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.exact_sum import encode
 from fedfr_jax.ranges import Whole
-from fedfr_jax.schema import checked
+from fedfr_jax.schema import check_fields
 from fedfr_jax.types import PyTree
 
-Levels = Annotated[int, Interval(ge=2, le=2**20)]
 MAX_STD = 2**16  # of a client's share: as large as the table of probabilities gets
 TOO_LONG = 1e-6  # share of the updates whose rounding is longer than its bound
 
 
 class Skellam(NamedTuple):
-    """Noise of whole numbers, of which every client adds its share."""
+    """Noise that clients add in whole numbers, for a secure sum of their updates.
 
-    levels: int
-    min_received: int  # 0: the whole cohort
+    It needs cohorts of a fixed size: sampling amplifies nothing.
+
+    Args:
+      levels: whole numbers from 0 to the clip norm. More of them round less, and must
+        be well above half the root of the number of parameters.
+      min_received: updates of a cohort whose noise is enough; with fewer a round leaves
+        the server as it is, with more there is more noise. 0 is the whole cohort.
+    """
+
+    levels: Annotated[int, Interval(ge=2, le=2**20)] = 2**14
+    min_received: Whole = 0
 
     @property
     def name(self) -> str:
@@ -53,23 +62,12 @@ class Skellam(NamedTuple):
         return noise_multiplier * self.levels / math.sqrt(num_shares)
 
 
-@checked
-def skellam_noise(*, levels: Levels = 2**14, min_received: Whole = 0) -> Skellam:
-    """Noise that clients add in whole numbers, for a secure sum of their updates.
-
-    It needs cohorts of a fixed size: sampling amplifies nothing.
-
-    Args:
-      levels: whole numbers from 0 to the clip norm. More of them round less, and must
-        be well above half the root of the number of parameters.
-      min_received: updates of a cohort whose noise is enough; with fewer a round leaves
-        the server as it is, with more there is more noise. 0 is the whole cohort.
-    """
-    return Skellam(levels, min_received)
+skellam_noise = Skellam  # named like `banded_noise` and `blt_noise`
 
 
 def check_skellam(noise: Skellam, noise_multiplier: float, cohort_size: int) -> None:
     """Raise ValueError for noise that a cohort cannot have."""
+    check_fields("privacy.noise.", noise)
     if noise.min_received > cohort_size:
         raise ValueError(
             "privacy.noise.min_received must be at most the cohort_size of "
@@ -108,15 +106,13 @@ def norm_before_rounding(levels: int, size: int) -> float:
 
 def round_to_norm(key: jax.Array, update: PyTree, scale: float, levels: int) -> PyTree:
     """Round `update` times `scale` at random to int32 of a norm of at most `levels`."""
-    leaves, structure = jax.tree.flatten(update)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    codes = [
-        encode(x, jax.random.uniform(k, x.shape), scale)
-        for k, x in zip(keys, leaves, strict=False)
-    ]
-    squares = sum(jnp.square(x.astype(jnp.float32)).sum() for x in codes)
-    shorter = [jnp.trunc(x * scale).astype(jnp.int32) for x in leaves]
-    return structure.unflatten(trees.where(squares <= float(levels**2), codes, shorter))
+    keys = optax.tree.split_key_like(key, update)
+    at_random = lambda x, k: encode(x, jax.random.uniform(k, x.shape), scale)
+    codes = jax.tree.map(at_random, update, keys)
+    numbers = [x.astype(jnp.float32) for x in jax.tree.leaves(codes)]
+    squares = sum(jnp.square(x).sum() for x in numbers)
+    shorter = jax.tree.map(lambda x: jnp.trunc(x * scale).astype(jnp.int32), update)
+    return trees.where(squares <= float(levels**2), codes, shorter)
 
 
 class NoiseTable(NamedTuple):
@@ -145,18 +141,14 @@ def noise_table(std: float) -> NoiseTable:
 
 def draw(key: jax.Array, like: PyTree, table: NoiseTable) -> PyTree:
     """Draw noise of int32 like a tree's arrays."""
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, max(len(leaves), 1))
     thresholds, lowest = jnp.asarray(table.thresholds), np.int32(table.lowest)
 
-    def draw_array(key, x):
-        bits = jax.random.bits(key, x.shape, jnp.uint32)
+    def draw_array(key, shape, dtype):
+        bits = jax.random.bits(key, shape, jnp.uint32)
         place = jnp.searchsorted(thresholds, bits, side="right")
-        return lowest + place.astype(jnp.int32)
+        return lowest + place.astype(dtype)
 
-    return structure.unflatten(
-        draw_array(k, x) for k, x in zip(keys, leaves, strict=False)
-    )
+    return optax.tree.random_like(key, like, draw_array, jnp.int32)
 
 
 def skellam_divergences(
@@ -172,7 +164,7 @@ def skellam_divergences(
       std: of the noise.
       sensitivity: D, in L2.
     """
-    orders, variance, squared = np.float64(orders), std**2, sensitivity**2
+    orders, variance, squared = orders.astype(float), std**2, sensitivity**2
     first = ((2 * orders - 1) * squared + 6 * squared) / (4 * variance**2)
     return orders * squared / (2 * variance) + np.minimum(
         first, 3 * squared / (2 * variance)

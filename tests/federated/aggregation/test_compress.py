@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated.aggregation import compress
 from fedfr_jax.federated.aggregation.compress import (
     random_k,
@@ -15,9 +16,8 @@ from fedfr_jax.federated.aggregation.compress import (
     stochastic_quantize,
     top_k,
 )
-from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+from fedfr_jax.federated.aggregation.contract import chain
 from fedfr_jax.federated.aggregation.mean import weighted_mean
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.types import LinkState, Message
 from tests.federated.aggregation.played import aggregate
 from tests.federated.toys import LOCAL, close
@@ -123,7 +123,7 @@ def test_bits_of_a_message_are_counted(links, bits):
 def test_links_that_would_fill_the_zeros_are_refused_behind_top_k():
     for link in (sign(), rotate(), stochastic_quantize()):
         with pytest.raises(ValueError, match="before top_k .*Change the order"):
-            with_aggregation(fedavg(LOCAL), top_k(), link)
+            ff.with_aggregation(ff.fedavg(LOCAL), top_k(), link)
     for make in (top_k, random_k):
         for fraction in (0.0, 1.5):
             with pytest.raises(ValueError, match="fraction must"):

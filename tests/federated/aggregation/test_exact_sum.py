@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated.aggregation.clip import clip_by_global_norm
-from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.exact_sum import (
     CLIPPED_SHARE,
     decode,
@@ -15,7 +15,6 @@ from fedfr_jax.federated.aggregation.exact_sum import (
 )
 from fedfr_jax.federated.aggregation.mean import attention
 from fedfr_jax.federated.aggregation.robust import median
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.simulation import RoundLog
 from fedfr_jax.runs.loop import warn_of_clipping
 from tests.federated.aggregation.played import aggregate, network_of, play_updates
@@ -61,10 +60,9 @@ def test_the_aggregate_is_the_mean_to_a_step_and_its_bits_do_not_depend_on_place
     links = clip_by_global_norm(max_norm=3.0), quantize(range=64)
     ends = [
         play_updates(updates, *links, weighting="num_examples", where=where).servers[0]
-        for where in ((1, 1), (2, 2), (4, 1))
+        for where in ((1, 1), (2, 2))
     ]
-    for end in ends[1:]:
-        np.testing.assert_array_equal(network_of(end), network_of(ends[0]))
+    np.testing.assert_array_equal(*map(network_of, ends))
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     clipped = updates * np.minimum(1, 3 / norms)
     mean = np.average(clipped, axis=0, weights=np.arange(1, 10))
@@ -72,7 +70,7 @@ def test_the_aggregate_is_the_mean_to_a_step_and_its_bits_do_not_depend_on_place
 
 
 def test_numbers_outside_the_range_are_cut_and_counted():
-    link = with_aggregation(fedavg(LOCAL), quantize(range=2.0)).aggregator
+    link = ff.with_aggregation(ff.fedavg(LOCAL), quantize(range=2.0)).aggregator
     updates = np.array([[0.5, 3.0, -9.0, 1.0]] * 2, np.float32)
     found, _ = aggregate(link, updates)
     np.testing.assert_allclose(found, [0.5, 2, -2, 1], atol=1e-5)
@@ -81,27 +79,17 @@ def test_numbers_outside_the_range_are_cut_and_counted():
 
 
 def test_the_first_round_that_is_cut_by_more_than_a_percent_is_logged(caplog):
-    log = lambda *shares: RoundLog(
-        ids=np.arange(2),
-        metrics={CLIPPED_SHARE: np.array(shares)},
-        num_added=np.zeros(2, int),
-        schedule=None,
-        input_wait_seconds=0.0,
-    )
-    assert not warn_of_clipping("a", 0, [log(0.02, 0.0), log(0.0, 0.0)])
-    assert not warn_of_clipping("a", 0, [log(0.0, 0.0)._replace(metrics={})])
-    assert not warn_of_clipping("a", 0, [log()])
-    assert not caplog.records
-    logs = [log(0.0, 0.01), log(0.99, 0.966), log(1.0, 1.0)]
+    log = RoundLog(np.arange(2), {}, np.zeros(2, int), None, 0.0)
+    shares = (0.0, 0.01), (0.99, 0.966), (1.0, 1.0)
+    logs = [log._replace(metrics={CLIPPED_SHARE: np.array(x)}) for x in shares]
+    assert not warn_of_clipping("a", 0, [log, logs[0]]) and not caplog.records
     assert "cuts 97.8%" in warn_of_clipping("a", 4, logs)
     (record,) = caplog.records
-    assert record.message.startswith(
-        "config.methods.a.aggregation: in round 6 quantize cuts 97.8% of the numbers"
-    )
+    assert "methods.a.aggregation: in round 6 quantize cuts" in record.message
 
 
 def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():
-    algorithm = with_aggregation(fedavg(LOCAL), quantize())
+    algorithm = ff.with_aggregation(ff.fedavg(LOCAL), quantize())
     algorithm.check_cohort(1023)
     with pytest.raises(ValueError, match="cohort_size must be at most 1023 .* 32 bits"):
         algorithm.check_cohort(1024)
@@ -109,7 +97,7 @@ def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():
         quantize(range=0)
     for last in (median(), attention()):
         with pytest.raises(ValueError, match="must end with link 1"):
-            with_aggregation(fedavg(LOCAL), last, quantize())
+            ff.with_aggregation(ff.fedavg(LOCAL), last, quantize())
 
 
 @pytest.mark.parametrize("number", [3, 10, 511])
@@ -150,13 +138,6 @@ def test_masks_and_what_takes_them_off_are_the_golden_ones(arrays):
         assert secure.recover([shares[x - 1] for x in points], points) == secret
 
 
-def test_two_shares_of_three_say_nothing():
-    rng = np.random.default_rng(0)
-    shares = secure.share_secret(12345, 3, 5, rng)
-    assert secure.recover(shares[:3], [1, 2, 3]) == 12345
-    assert secure.recover(shares[:2], [1, 2]) != 12345
-
-
 @pytest.mark.parametrize("dropped", [[], [1, 4, 7]])
 def test_a_secure_sum_is_the_plain_sum_of_who_is_left(dropped):
     rng = np.random.default_rng(0)
@@ -167,25 +148,3 @@ def test_a_secure_sum_is_the_plain_sum_of_who_is_left(dropped):
     np.testing.assert_array_equal(total, plain)
     with pytest.raises(ValueError, match="threshold must .* 7 of 10, got 8"):
         secure.secure_sum(codes, np.arange(10) < 3, threshold=8)
-
-
-def chi_squared(words):
-    """Of the bytes of uint32 words against a uniform law, over its 255 degrees."""
-    single = np.ascontiguousarray(words).view(np.uint8).ravel()
-    counts = np.bincount(single, minlength=256)
-    expected = counts.sum() / 256
-    return ((counts - expected) ** 2 / expected).sum() / 255
-
-
-def test_single_updates_look_uniform_to_the_server_as_plain_ones_do_not():
-    """Codes that are all alike, for each client and over the runs of one number."""
-    codes = np.full((6, 4096), 77, np.int32)
-    received, _ = secure.secure_sum(codes, np.zeros(6, bool), threshold=4)
-    assert all(chi_squared(row) < 1.5 for row in received)
-    assert chi_squared(codes.view(np.uint32)) > 100
-    rng = np.random.default_rng(0)
-    runs = [
-        secure.secure_sum(codes[:3, :1], np.zeros(3, bool), threshold=2, seed=s)[0][0]
-        for s in rng.integers(0, 2**31, 2000)
-    ]
-    assert chi_squared(np.array(runs)) < 1.5

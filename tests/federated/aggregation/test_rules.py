@@ -7,13 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import AGGREGATORS
-from fedfr_jax.federated.aggregation.clip import (
-    centered_clip,
-    clip_by_global_norm,
-    with_update_checks,
-)
-from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+import fedfr_jax as ff
+from fedfr_jax.federated.aggregation.clip import centered_clip, clip_by_global_norm
+from fedfr_jax.federated.aggregation.contract import chain
 from fedfr_jax.federated.aggregation.mean import attention, weighted_mean
 from fedfr_jax.federated.aggregation.robust import (
     adaptive_robust_clipping,
@@ -28,7 +24,6 @@ from fedfr_jax.federated.aggregation.robust import (
     rfa,
     trimmed_mean,
 )
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from tests.federated.aggregation.played import (
     aggregate,
     center_of,
@@ -133,7 +128,7 @@ def test_one_huge_finite_update_overflows_in_no_robust_rule(name):
 @pytest.mark.parametrize("name", ["median", "rfa", "drop_non_finite"])
 def test_a_client_whose_update_is_not_finite_is_dropped_and_named(arrays, name):
     """With rules of all updates at once, of each, and with a state."""
-    updates, link = np.asarray(arrays["rob_u"]), AGGREGATORS[name]()
+    updates, link = np.asarray(arrays["rob_u"]), ff.AGGREGATORS[name]()
     bad = np.append(updates, [np.full(18, np.nan)], axis=0)
     with jax.enable_x64(True):
         expected = play_updates(updates, link, rounds=2)
@@ -152,7 +147,7 @@ def test_bad_updates_are_excluded_and_counted_until_too_few_are_left(arrays):
     updates = np.asarray(arrays["rob_u"])
     norms = np.linalg.norm(updates, axis=1)
     bad = np.concatenate([updates, 100 + updates[:1], np.full((1, 18), np.nan)])
-    check = partial(with_update_checks, max_norm=2 * norms.max())
+    check = partial(ff.with_update_checks, max_norm=2 * norms.max())
     with jax.enable_x64(True):
         found = play_updates(bad, median(), around=check)
         want = play_updates(updates, median())
@@ -223,7 +218,7 @@ def test_an_update_in_the_center_weighs_no_more_than_the_smoothing_lets_it():
     ],
 )
 def test_a_cohort_too_small_for_its_malicious_clients_is_refused(rule, least):
-    algorithm = with_aggregation(fedavg(LOCAL), rule)
+    algorithm = ff.with_aggregation(ff.fedavg(LOCAL), rule)
     with pytest.raises(ValueError, match=f"at least {least} .* got {least - 1}"):
         algorithm.check_cohort(least - 1)
     algorithm.check_cohort(least)

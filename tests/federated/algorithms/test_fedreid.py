@@ -5,29 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.clusters import (
-    finch,
     find_clusters,
     first_neighbor_links,
     first_neighbors,
 )
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedreid import (
     PublicImages,
-    cdw,
     feature_distance,
     features_of_images,
-    kd,
-)
-from fedfr_jax.federated.algorithms.personal import (
-    with_batch_stats,
-    with_personal_layers,
 )
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.sampling import random_client, sample_cohort
+from fedfr_jax.federated.sampling import random_client
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -128,7 +121,7 @@ def test_distances_weigh_clients_as_in_the_released_code(golden):
     pairs = zip(bodies, heads["new"], strict=True)
     ends = stacked([of({"body": b, "classifier": h}) for b, h in pairs])
     model = linear(12, 8, most)
-    algorithm = with_personal_layers(cdw(to_ends(ends), model=model), OWN)
+    algorithm = ff.with_personal_layers(ff.cdw(to_ends(ends), model=model), OWN)
     images = [arrays[f"c{k}_x"] for k in range(4)]
     sim = simulated(algorithm, images, numbers, (2, 2))
     body = layer(arrays["backbone_global_W"], arrays["backbone_global_b"])
@@ -192,7 +185,7 @@ def test_a_distilling_server_takes_one_pass_of_sgd_every_other_round():
         "distill_momentum": 0.9,
         "distill_weight_decay": 0.01,
     }
-    algorithm = with_personal_layers(kd(to_ends(stacked(ends)), **settings), OWN)
+    algorithm = ff.with_personal_layers(ff.kd(to_ends(stacked(ends)), **settings), OWN)
     sim = simulated(algorithm, [draw(2, 4), draw(2, 4)], [2, 2], (1, 2))
     server = start_simulation(sim, first)
     store = open_store(sim, server)
@@ -228,8 +221,10 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
     zeros = model.init(None)["params"]
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in (1, 5)]
     shared = PublicImages(np.zeros((5, 4), np.float32), Batching(2))  # three batches
-    algorithm = kd(to_ends(stacked(ends)), model=model, shared=shared, distill_every=2)
-    algorithm = with_batch_stats(algorithm, how)
+    algorithm = ff.kd(
+        to_ends(stacked(ends)), model=model, shared=shared, distill_every=2
+    )
+    algorithm = ff.with_batch_stats(algorithm, how)
     sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
     server = start_simulation(sim, model.init(None))
     store = open_store(sim, server)
@@ -241,36 +236,6 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
         server, _ = simulate_round(sim, server, store, round)
         seen = algorithm.global_model(server)["batch_stats"]["seen"]
         np.testing.assert_allclose(seen, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "devices, options",
-    [
-        (2, {"clients_per_device": 2, "reproducible_sum": True}),
-        (1, {"memory": 200}),  # a round in segments
-    ],
-)
-def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
-    """Of a cohort of four among six, whose statistics are their numbers."""
-    model = counting(linear(4, 3, 2))
-    zeros = model.init(None)["params"]
-    ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in range(6)]
-    algorithm = with_batch_stats(fedavg(to_ends(stacked(ends))), "random_client")
-    sim = simulated(algorithm, [np.zeros((2, 4))] * 6, [2] * 6, (devices, 1), **options)
-    sim = sim._replace(settings=sim.settings._replace(cohort_size=4))
-    server = start_simulation(sim, model.init(None))
-    store, found = open_store(sim, server), []
-    cohorts = [sample_cohort(sim.settings.seed, round, 6, 4) for round in range(8)]
-    for round, ids in enumerate(cohorts):
-        cohort = Cohort(ids[::-1] if round % 2 else ids, round)
-        server, _ = run_cohort(sim, server, store, cohort)
-        found.append(int(algorithm.global_model(server)["batch_stats"]["seen"]))
-    assert found == [
-        random_client(x, sim.settings.seed, r) for r, x in enumerate(cohorts)
-    ]
-    assert len(set(found)) >= 4
-    places = [x.tolist().index(k) for x, k in zip(cohorts, found, strict=True)]
-    assert len(set(places)) >= 3
 
 
 def counting(model):
@@ -313,7 +278,7 @@ def test_clients_restart_from_the_mean_of_their_cluster():
     kernels = [near[k % 2] + 0.01 * draw(4, 3) for k in range(5)]
     ends = stacked([network(kernel) for kernel in kernels])
     shared = PublicImages(draw(6, 4), Batching(6))
-    algorithm = finch(to_ends(ends), model=model, shared=shared, num_clients=5)
+    algorithm = ff.finch(to_ends(ends), model=model, shared=shared, num_clients=5)
     images = [draw(n, 4) for n in (2, 3, 4, 5, 1)]
     sim = simulated(algorithm, images, [2] * 5)
     sim = sim._replace(settings=sim.settings._replace(cohort_size=4))

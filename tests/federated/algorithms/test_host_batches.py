@@ -7,19 +7,12 @@ import numpy as np
 import optax
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.central.batches import EpochOrder
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.host_batches import with_host_batches
-from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Batch, Dataset, LocalTraining
 from tests.federated import toys
@@ -72,8 +65,8 @@ def plain_loop(rounds):
 @pytest.mark.parametrize("where", [(1, 1), (2, 2)])
 def test_clients_train_on_the_listed_batches(where):
     images, labels = examples()
-    local = LocalTraining(toys.loss_fn, sgd(), lambda round, epoch: np.float32(0.1))
-    algorithm = with_host_batches(with_personal_layers(fedavg(local), ""), order)
+    local = LocalTraining(toys.loss_fn, ff.sgd(), lambda round, epoch: np.float32(0.1))
+    algorithm = with_host_batches(ff.with_personal_layers(ff.fedavg(local), ""), order)
     sim = build_simulation(
         *(algorithm, Batching(BATCH), Dataset.from_arrays(images, labels)),
         Population(OFFSETS, np.full(3, 3, np.int32)),
@@ -83,10 +76,7 @@ def test_clients_train_on_the_listed_batches(where):
             "local_epochs": 1,
         },
     )
-    server = start_simulation(sim, variables())
-    store = open_store(sim, server)
-    for r in range(2):
-        server, outcome = simulate_round(sim, server, store, r)
+    server, _, outcome = toys.play(sim, variables(), range(2))
     np.testing.assert_array_equal(outcome.metrics["steps"], [2, 2, 1])
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, server.variables["params"], plain_loop(2))

@@ -5,26 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated.algorithms import fedavg as servers
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import PersonalState, with_personal_layers
-from fedfr_jax.federated.algorithms.phases import (
-    alternate,
-    fedrep,
-    head_first,
-    phased_training,
-)
+from fedfr_jax.federated.algorithms.personal import PersonalState
+from fedfr_jax.federated.algorithms.phases import alternate, head_first, phased_training
 from fedfr_jax.federated.algorithms.proximal import momentum_norm, proximal_norm
-from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Client, LocalTraining
 from tests.federated.algorithms.test_rounds import head_and_base
 from tests.federated.toys import RATE, close, replay
 
-TANH, HEAD = LocalTraining(head_and_base, sgd(), RATE), "params/head"
+TANH, HEAD = LocalTraining(head_and_base, ff.sgd(), RATE), "params/head"
 
 
 def fedper(train):
-    return with_personal_layers(fedavg(train), HEAD)
+    return ff.with_personal_layers(ff.fedavg(train), HEAD)
 
 
 PERSONAL = {  # name: (algorithm, epochs)
@@ -34,7 +28,7 @@ PERSONAL = {  # name: (algorithm, epochs)
         lambda: fedper(phased_training(TANH, phases=((HEAD, 0), ("", 1)))),
         5,
     ),
-    "fedrep": (lambda: fedrep(TANH, head=HEAD, head_epochs=4), 5),
+    "fedrep": (lambda: ff.fedrep(TANH, head=HEAD, head_epochs=4), 5),
 }
 
 
@@ -69,6 +63,7 @@ def test_the_head_alone_takes_no_step_where_a_client_takes_none():
         return Client(**dict.fromkeys(Client._fields))._replace(
             num_steps=jnp.int32(num_steps),
             step_to_epoch=lambda step: step // 3,
+            steps_per_epoch=jnp.int32(3),
             batch=lambda step: step,
         )
 
@@ -116,7 +111,7 @@ def test_server_optimizers_equal_the_official_ones(golden):
     params, stats = arrays["w0"].astype(float), {"mean": np.zeros(2)}
     with jax.enable_x64(True):
         for name, optimizer in rules.items():
-            algorithm = fedavg(train, server_optimizer=optimizer)
+            algorithm = ff.fedavg(train, server_optimizer=optimizer)
             variables = {"params": params, "batch_stats": stats}
             end = replay(algorithm, examples, variables, rounds=3)
             steps = [server.variables["params"] for server in end.servers]

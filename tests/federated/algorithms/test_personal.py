@@ -6,29 +6,21 @@ import numpy as np
 import optax
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import median, rfa
-from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
-from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.programs import extra_shapes, lowered, on_mesh, round_arguments
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.methods import Leaves
 from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.types import Dataset, LocalTraining, Model
+from tests.federated.toys import play
 
 pytestmark = pytest.mark.ci
 
@@ -124,19 +116,16 @@ def plain_rounds(is_kept, shares, rounds):
 def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(
     where, kept, weighting
 ):
-    local = LocalTraining(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
-    algorithm = with_personal_layers(
-        fedavg(local, weighting=weighting), select_leaves(model_of(), where)
+    local = LocalTraining(loss_fn, ff.sgd(), lambda round, epoch: np.float32(RATE))
+    algorithm = ff.with_personal_layers(
+        ff.fedavg(local, weighting=weighting), select_leaves(model_of(), where)
     )
     sim = build_simulation(
         *(algorithm, Batching(BATCH, shuffle=False), examples(OFFSETS[-1])),
         Population(OFFSETS, np.full(3, 2, np.int32)),
         **{"mesh": make_mesh(1), "local_epochs": 1},
     )
-    server = start_simulation(sim, variables())
-    store = open_store(sim, server)
-    for round in range(2):
-        server, _ = simulate_round(sim, server, store, round)
+    server, store, _ = play(sim, variables(), range(2))
     rows, _ = store.gather(np.arange(3))
     shares = SIZES if weighting == "num_examples" else np.ones(3)
     wanted = plain_rounds(lambda path: path[1].key in kept, shares, 2)
@@ -173,11 +162,11 @@ def test_a_round_that_keeps_changes_takes_a_model_more_for_each_client():
 def memories_of(name, links=(), **settings):
     """Bytes of a round of each of COHORTS, and of a network."""
     model = model_of(WIDTH)
-    facts = {"model": model} if "model" in keywords(ALGORITHMS[name]) else {}
-    algorithm = ALGORITHMS[name](
-        LocalTraining(loss_fn, sgd(), 0.1), **settings, **facts
+    facts = {"model": model} if "model" in keywords(ff.ALGORITHMS[name]) else {}
+    algorithm = ff.ALGORITHMS[name](
+        LocalTraining(loss_fn, ff.sgd(), 0.1), **settings, **facts
     )
-    algorithm = with_aggregation(algorithm, *links)
+    algorithm = ff.with_aggregation(algorithm, *links)
     network = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
     return *(memory_of(algorithm, cohort, model) for cohort in COHORTS), network
 

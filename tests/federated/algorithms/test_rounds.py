@@ -8,33 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import trimmed_mean
-from fedfr_jax.federated.algorithms.clusters import (
-    build_clustered,
-    fesem,
-    hypcluster,
-    ifca,
-)
-from fedfr_jax.federated.algorithms.corrections import (
-    feddane,
-    mime,
-    mimelite,
-    scaffold,
-)
-from fedfr_jax.federated.algorithms.fair import afl, qfedavg
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.personal_models import (
-    apfl,
-    ditto,
-    perfedavg,
-    pfedme,
-)
-from fedfr_jax.federated.algorithms.proximal import feddyn, fednova, fedprox
-from fedfr_jax.federated.algorithms.spreadout import fedaws
-from fedfr_jax.federated.local import build_local_training, freeze_leaves, sgd
+from fedfr_jax.federated.algorithms.clusters import build_clustered
+from fedfr_jax.federated.local import freeze_leaves
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.types import LocalTraining, RoundResult
 from tests.federated.toys import (
@@ -86,17 +64,19 @@ def every_other(algorithm, count):
 def perfedavg_of(arrays, order, count):
     local = LOCAL._replace(learning_rate=float(arrays["perfed_beta"]))
     rate = float(arrays["perfed_alpha"])
-    return every_other(perfedavg(local, inner_learning_rate=rate, order=order), count)
+    return every_other(
+        ff.perfedavg(local, inner_learning_rate=rate, order=order), count
+    )
 
 
 def pfedme_of(decay):
-    local = LocalTraining(loss_fn, sgd(weight_decay=decay), 0.005)
-    return pfedme(local, personal_learning_rate=0.05)
+    local = LocalTraining(loss_fn, ff.sgd(weight_decay=decay), 0.005)
+    return ff.pfedme(local, personal_learning_rate=0.05)
 
 
 def afl_by_thirds(arrays):
     thirds = lambda batch: (batch.position % 3 == 0).astype(jnp.int32)
-    return afl(LOCAL, num_classes=2, domain_of=thirds)
+    return ff.afl(LOCAL, num_classes=2, domain_of=thirds)
 
 
 def own_rows(arrays):
@@ -130,7 +110,7 @@ def also_feddyn(end, arrays):
 def also_apfl(end, arrays):
     close(flat(end.rows["params"]["v"]), arrays["apfl_v"])
     close(end.rows["params"]["alpha"], arrays["apfl_alpha"])
-    handed = jax.vmap(apfl(LOCAL).personalize, (None, 0))(end.servers[0], end.rows)
+    handed = jax.vmap(ff.apfl(LOCAL).personalize, (None, 0))(end.servers[0], end.rows)
     share = arrays["apfl_alpha"][:, None]
     close(flat(handed), share * arrays["apfl_v"] + (1 - share) * arrays["apfl_global"])
 
@@ -148,46 +128,46 @@ def rows_are(name):
 
 MIXED = lambda arrays: {"cohorts": [(0, 1, 2), (0, 2)]}
 CASES = {
-    "fedavg": Case(lambda a: fedavg(LOCAL), "fedavg"),
-    "fairavg": Case(lambda a: fedavg(LOCAL, weighting="uniform"), "fairavg"),
-    "fedprox": Case(lambda a: fedprox(LOCAL, mu=float(a["fedprox_mu"])), "fedprox"),
-    "feddane": Case(lambda a: feddane(LOCAL, mu=float(a["fedprox_mu"])), "feddane"),
-    "fednova": Case(lambda a: fednova(LOCAL), "fednova"),
+    "fedavg": Case(lambda a: ff.fedavg(LOCAL), "fedavg"),
+    "fairavg": Case(lambda a: ff.fedavg(LOCAL, weighting="uniform"), "fairavg"),
+    "fedprox": Case(lambda a: ff.fedprox(LOCAL, mu=float(a["fedprox_mu"])), "fedprox"),
+    "feddane": Case(lambda a: ff.feddane(LOCAL, mu=float(a["fedprox_mu"])), "feddane"),
+    "fednova": Case(lambda a: ff.fednova(LOCAL), "fednova"),
     "fednova with momentum": Case(
-        lambda a: fednova(
-            LocalTraining(loss_fn, sgd(momentum=float(a["fednova_mom_rho"])), RATE),
+        lambda a: ff.fednova(
+            LocalTraining(loss_fn, ff.sgd(momentum=float(a["fednova_mom_rho"])), RATE),
             momentum=float(a["fednova_mom_rho"]),
         ),
         "fednova_mom",
     ),
     "qfedavg": Case(
-        lambda a: qfedavg(LOCAL, q=float(a["qfedavg_q"])),
+        lambda a: ff.qfedavg(LOCAL, q=float(a["qfedavg_q"])),
         "qfedavg",
         also=lambda end, a: close(end.metrics["initial_loss"], a["loss0"], atol=2e-10),
     ),
     "scaffold": Case(
-        lambda a: scaffold(LOCAL, num_clients=3), "scaffold", also=also_scaffold
+        lambda a: ff.scaffold(LOCAL, num_clients=3), "scaffold", also=also_scaffold
     ),
-    "mime": Case(lambda a: mime(LOCAL), "mime_w", also=directions("mime_m")),
+    "mime": Case(lambda a: ff.mime(LOCAL), "mime_w", also=directions("mime_m")),
     "mimelite": Case(
-        lambda a: mimelite(LOCAL), "mimelite_w", also=directions("mimelite_m")
+        lambda a: ff.mimelite(LOCAL), "mimelite_w", also=directions("mimelite_m")
     ),
     "feddyn": Case(
-        lambda a: feddyn(LOCAL, num_clients=3), "feddyn_paper_w", MIXED, also_feddyn
+        lambda a: ff.feddyn(LOCAL, num_clients=3), "feddyn_paper_w", MIXED, also_feddyn
     ),
     "feddyn, the authors' code": Case(
-        lambda a: feddyn(LOCAL, num_clients=3, mean_examples=float(a["n"].mean())),
+        lambda a: ff.feddyn(LOCAL, num_clients=3, mean_examples=float(a["n"].mean())),
         "feddyn_official_cloud",
         MIXED,
         rows_are("feddyn_official_lambda"),
     ),
     "ditto": Case(
-        lambda a: ditto(LOCAL, lam=float(a["ditto_lambda"])),
+        lambda a: ff.ditto(LOCAL, lam=float(a["ditto_lambda"])),
         "fedavg",
         lambda a: {"rows": unflat(a["ditto_v0"])},
         rows_are("ditto_v"),
     ),
-    "apfl": Case(lambda a: apfl(LOCAL), "apfl_global", own_rows, also_apfl),
+    "apfl": Case(lambda a: ff.apfl(LOCAL), "apfl_global", own_rows, also_apfl),
     "pfedme": Case(
         lambda a: pfedme_of(0.0),
         "pfedme_paper_global",
@@ -204,14 +184,16 @@ CASES = {
     ),
     "afl": Case(afl_by_thirds, "agn_w", also=also_afl),
     # Limits.
-    "fedprox with mu 0": Case(lambda a: fedprox(LOCAL, mu=0.0), "fedavg"),
-    "qfedavg with q 0": Case(lambda a: qfedavg(LOCAL, q=0.0), "fairavg"),
+    "fedprox with mu 0": Case(lambda a: ff.fedprox(LOCAL, mu=0.0), "fedavg"),
+    "qfedavg with q 0": Case(lambda a: ff.qfedavg(LOCAL, q=0.0), "fairavg"),
     "fedaws without a step": Case(
-        lambda a: fedaws(LOCAL, spreadout=spreadout_sum, classes="W$", lam=0.0),
+        lambda a: ff.fedaws(LOCAL, spreadout=spreadout_sum, classes="W$", lam=0.0),
         "fedavg",
     ),
     "a trimmed mean that trims nothing": Case(
-        lambda a: with_aggregation(fedavg(LOCAL), trimmed_mean(trim_fraction=0.3)),
+        lambda a: ff.with_aggregation(
+            ff.fedavg(LOCAL), trimmed_mean(trim_fraction=0.3)
+        ),
         "fairavg",
     ),
 }
@@ -249,7 +231,7 @@ def numpy_sgd(arrays, k, w):
 
 def test_local_training_alone_keeps_everything(arrays):
     with jax.enable_x64(True):
-        end = play_golden(arrays, with_personal_layers(fedavg(LOCAL), "."))
+        end = play_golden(arrays, ff.with_personal_layers(ff.fedavg(LOCAL), "."))
     close(flat(end.rows.leaves), arrays["local_sgd"])
     close(flat(end.servers[0].first), arrays["w0"])
     assert not jax.tree.leaves(end.servers[0].inner)
@@ -260,15 +242,15 @@ def test_clients_of_ifca_and_hypcluster_train_the_model_of_least_loss(arrays):
     trained = np.stack([numpy_sgd(arrays, k, centers[j]) for k, j in enumerate(groups)])
     with jax.enable_x64(True):
         options = {"variables": unflat(centers)}
-        end = play_golden(arrays, of_models(ifca(LOCAL)), **options)
+        end = play_golden(arrays, of_models(ff.ifca(LOCAL)), **options)
         np.testing.assert_array_equal(end.rows, groups)
         means = [trained[groups == j].mean(0) for j in range(2)]
         close(flat(end.servers[0]), means)
-        end = play_golden(arrays, of_models(hypcluster(LOCAL)), rounds=2, **options)
+        end = play_golden(arrays, of_models(ff.hypcluster(LOCAL)), rounds=2, **options)
         np.testing.assert_array_equal(end.rows, arrays["hyp_assign"][1])
         for server, want in zip(end.servers, arrays["hyp_centers"], strict=True):
             close(flat(server), want)
-        one = of_models(ifca(LOCAL, num_clusters=1))
+        one = of_models(ff.ifca(LOCAL, num_clusters=1))
         end = play_golden(arrays, one, variables=unflat(arrays["w0"][None]))
         close(flat(end.servers[0])[0], arrays["fairavg"])
 
@@ -277,7 +259,7 @@ def test_clients_of_fesem_join_the_nearest_model(arrays):
     variables = unflat(np.concatenate([arrays["cluster_centers"], arrays["w0"][None]]))
     variables["params"]["W"][2] += 9  # a model that nobody trains or joins
     before = np.array([1, 1, 0], np.int32)
-    algorithm = of_models(fesem(LOCAL, num_clusters=3))
+    algorithm = of_models(ff.fesem(LOCAL, num_clusters=3))
     with jax.enable_x64(True):
         end = play_golden(arrays, algorithm, variables=variables, rows=before)
     models = flat(variables)
@@ -307,7 +289,7 @@ def test_models_of_groups_start_apart_by_their_spread_and_alike_in_statistics():
 
 
 def test_apfls_share_begins_where_it_is_told_and_stays_a_share(arrays):
-    algorithm = apfl(LOCAL._replace(learning_rate=5.0), alpha=0.9)
+    algorithm = ff.apfl(LOCAL._replace(learning_rate=5.0), alpha=0.9)
     own = algorithm.init_personal(None, algorithm.init(unflat(arrays["w0"])))
     np.testing.assert_allclose(own["params"]["alpha"], 0.9)
     with jax.enable_x64(True):
@@ -318,8 +300,10 @@ def test_apfls_share_begins_where_it_is_told_and_stays_a_share(arrays):
 
 
 def test_a_client_deploys_per_fedavg_after_a_step_of_its_own(arrays):
-    train = build_local_training(LOCAL._replace(learning_rate=arrays["perfed_alpha"]))
-    base = fedavg(LOCAL)
+    train = ff.build_local_training(
+        LOCAL._replace(learning_rate=arrays["perfed_alpha"])
+    )
+    base = ff.fedavg(LOCAL)
 
     def client_update(key, server, row, client):
         once = client._replace(num_steps=jnp.minimum(client.num_steps, 1))
@@ -352,8 +336,8 @@ def test_fedbabus_head_stays_and_does_not_move_then_all_is_fine_tuned(arrays):
         {"params": weights, "batch_stats": {}},
         LOCAL._replace(loss=head_and_base),
     )
-    still = fedavg(freeze_leaves(local, "params/head"))
-    algorithm = with_personal_layers(still, "params/head")
+    still = ff.fedavg(freeze_leaves(local, "params/head"))
+    algorithm = ff.with_personal_layers(still, "params/head")
     with jax.enable_x64(True):
         end = play_golden(arrays, algorithm, variables=start, rounds=2)
         for i, server in enumerate(end.servers):
@@ -365,7 +349,7 @@ def test_fedbabus_head_stays_and_does_not_move_then_all_is_fine_tuned(arrays):
         params = {"base": base, "head": weights["head"]}
         tuned = play_golden(
             {**arrays, "tau": [2, 2, 2]},
-            with_personal_layers(fedavg(local), "."),
+            ff.with_personal_layers(ff.fedavg(local), "."),
             variables={**start, "params": params},
         ).rows.leaves["params"]
     for part, name in ((p, n) for p in ("base", "head") for n in "Wb"):
@@ -379,7 +363,7 @@ def test_the_server_of_fedaws_spreads_the_class_rows(arrays):
     def train(key, variables, client):
         return variables, {"loss": jnp.zeros(()), "steps": jnp.ones(())}
 
-    algorithm = fedaws(
+    algorithm = ff.fedaws(
         train,
         spreadout=spreadout_sum,
         classes="params/fc/kernel",
@@ -396,7 +380,7 @@ def test_the_server_of_fedaws_spreads_the_class_rows(arrays):
 
 
 def test_afls_window_has_the_counts_of_the_last_rounds():
-    algorithm = afl(LOCAL, num_classes=2, domain_window_size=3)
+    algorithm = ff.afl(LOCAL, num_classes=2, domain_window_size=3)
     server = algorithm.init(norm_variables())
     for number in range(4):
         counts = jnp.full(2, float(number))
@@ -411,7 +395,7 @@ def test_the_servers_rate_of_mime_is_for_params_alone():
     params, stats = {"w": jnp.zeros(3)}, {"mean": jnp.zeros(())}
     change = {"params": {"w": jnp.arange(3.0)}, "batch_stats": {"mean": jnp.ones(())}}
     result = RoundResult((change, {"w": jnp.ones(3)}), (), {}, jnp.ones(3), 0)
-    algorithm = mimelite(LOCAL, server_learning_rate=0.5)
+    algorithm = ff.mimelite(LOCAL, server_learning_rate=0.5)
     begun = algorithm.init({"params": params, "batch_stats": stats})
     moved = algorithm.server_update(begun, result).variables
     np.testing.assert_array_equal(moved["params"]["w"], [0, 0.5, 1])
@@ -419,7 +403,7 @@ def test_the_servers_rate_of_mime_is_for_params_alone():
 
 
 def test_scaffolds_control_moves_by_the_share_of_clients_that_took_part():
-    algorithm = scaffold(LOCAL._replace(learning_rate=0.1), num_clients=4)
+    algorithm = ff.scaffold(LOCAL._replace(learning_rate=0.1), num_clients=4)
     variables = {"params": {"x": np.zeros(2, np.float32)}, "batch_stats": {}}
     drift, gain = jax.tree.map(np.zeros_like, variables), {"x": np.float32([1, 2])}
     result = RoundResult((drift, gain), (), {}, np.ones(3, np.float32), 0)
@@ -432,7 +416,7 @@ def test_qfedavg_bears_clients_without_any_loss():
         0 * norm_loss(variables, batch, key)[0],
         {},
     )
-    algorithm = qfedavg(LocalTraining(nothing, sgd(), 0.1), q=0.5)
+    algorithm = ff.qfedavg(LocalTraining(nothing, ff.sgd(), 0.1), q=0.5)
     examples = [np.ones((2, 4, 4, 1), np.float32)], [np.zeros(2, np.int32)]
     end = replay(algorithm, examples, norm_variables())
     jax.tree.map(

@@ -8,14 +8,6 @@ from jax.flatten_util import ravel_pytree
 
 import fedfr_jax as ff
 from fedfr_jax.federated.aggregation.clip import clip_by_global_norm
-from fedfr_jax.federated.aggregation.contract import with_aggregation
-from fedfr_jax.federated.algorithms.corrections import scaffold
-from fedfr_jax.federated.algorithms.fair import qfedavg
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import (
-    with_batch_stats,
-    with_personal_layers,
-)
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.privacy.accountant import (
     Mechanism,
@@ -23,20 +15,13 @@ from fedfr_jax.federated.privacy.accountant import (
     build_accountant,
 )
 from fedfr_jax.federated.privacy.mechanism import (
-    Privacy,
     mechanism_of,
     next_clip_norm,
-    private,
     private_mean,
 )
 from fedfr_jax.federated.privacy.skellam import Skellam
 from fedfr_jax.federated.sampling import Sampling, sample_clients
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from tests.federated.aggregation.played import aggregate
 from tests.federated.toys import (
@@ -46,6 +31,7 @@ from tests.federated.toys import (
     flat,
     norm_loss,
     norm_variables,
+    play,
     problem,
     replay,
 )
@@ -59,7 +45,7 @@ UPDATES = {
 
 def settings(**options):
     options = {"clip_norm": 1.0, "noise_multiplier": 0.0, **options}
-    return Privacy(**{"cohort_size": 6, "delta": 1e-3, **options})
+    return ff.Privacy(**{"cohort_size": 6, "delta": 1e-3, **options})
 
 
 def norms(updates):
@@ -164,14 +150,14 @@ def play_private(make, **options):
         [rng.normal(size=(n, 5)) for n in (3, 4)],
         [np.arange(n) % 3 for n in (3, 4)],
     ]
-    algorithm = private(make, settings(cohort_size=2, **options))
+    algorithm = ff.private(make, settings(cohort_size=2, **options))
     variables = {"params": {"W": np.zeros((5, 3)), "b": np.zeros(3)}, "batch_stats": {}}
     return replay(algorithm, examples, variables, rounds=2, where=(2, 1))
 
 
 def test_scaffolds_drift_and_control_are_clipped_as_one_tree():
     with jax.enable_x64(True):
-        played = play_private(scaffold(LOCAL, num_clients=2), clip_norm=1e-3)
+        played = play_private(ff.scaffold(LOCAL, num_clients=2), clip_norm=1e-3)
     first = played.servers[0].inner
     moved = [flat(first.variables), flat(first.direction)]
     # Two updates of length C in almost the same direction, of a control 10 times as
@@ -186,9 +172,13 @@ def test_personal_leaves_are_not_sent_whichever_stands_outside():
     for order in ("inside", "outside"):
         algorithm, given = fedavg_of(norm_loss), settings(noise_multiplier=1.0)
         if order == "inside":
-            algorithm = with_personal_layers(private(algorithm, given), "params/head")
+            algorithm = ff.with_personal_layers(
+                ff.private(algorithm, given), "params/head"
+            )
         else:
-            algorithm = private(with_personal_layers(algorithm, "params/head"), given)
+            algorithm = ff.private(
+                ff.with_personal_layers(algorithm, "params/head"), given
+            )
         server = algorithm.init(norm_variables())
         like = algorithm.update_like(server)
         ends.append(sorted(map(str, jax.tree.leaves(jax.tree.map(jnp.shape, like)))))
@@ -205,8 +195,8 @@ def test_what_a_server_prepares_is_refused_before_it_runs_unless_it_is_local():
         return empty_prepared(len(context.cohort.ids))._replace(shared=mean)
 
     algorithm = fedavg_of(norm_loss)._replace(prepare=prepare)
-    covered = private(algorithm, settings(cohort_size=5))
-    for around in (covered, with_personal_layers(covered, "params/head")):
+    covered = ff.private(algorithm, settings(cohort_size=5))
+    for around in (covered, ff.with_personal_layers(covered, "params/head")):
         with pytest.raises(
             ValueError, match="server prepares of the clients' examples"
         ):
@@ -219,7 +209,7 @@ def test_what_a_server_prepares_is_refused_before_it_runs_unless_it_is_local():
 def test_a_cohort_of_nobody_leaves_noise():
     """The model moves by noise of its size, so that nobody learns that it was empty."""
     given = settings(noise_multiplier=3.0, cohort_size=1, clip_norm=0.5, delta=0.1)
-    algorithm = private(fedavg_of(norm_loss), given)
+    algorithm = ff.private(fedavg_of(norm_loss), given)
     sim = build_simulation(
         algorithm,
         feed(),
@@ -232,34 +222,33 @@ def test_a_cohort_of_nobody_leaves_noise():
         sim.settings.sampling, sim.settings.seed, round, 5, 1
     )[1]
     round = next(round for round in range(50) if not drawn(round).any())
-    server = start_simulation(sim, norm_variables())
-    params = lambda server: ravel_pytree(sim.algorithm.global_model(server)["params"])
-    before = np.asarray(params(server)[0])  # whose buffers the round takes
-    server, log = simulate_round(sim, server, open_store(sim, server), round)
-    moved = params(server)[0] - before
+    params = lambda tree: np.asarray(ravel_pytree(tree["params"])[0])
+    server, _, log = play(sim, norm_variables(), [round])
+    moved = params(algorithm.global_model(server)) - params(norm_variables())
     assert len(log.ids) == 0 and len(moved) > 50
     np.testing.assert_allclose(moved.std(), 3.0 * 0.5, rtol=0.3)
 
 
 def test_what_is_sent_beside_the_update_is_refused_by_name():
     given = settings(cohort_size=5)
-    random = with_batch_stats(private(fedavg_of(norm_loss), given), "random_client")
-    fair = private(qfedavg(LOCAL._replace(loss=norm_loss), q=1.0), given)
+    random = ff.with_batch_stats(
+        ff.private(fedavg_of(norm_loss), given), "random_client"
+    )
+    fair = ff.private(ff.qfedavg(LOCAL._replace(loss=norm_loss), q=1.0), given)
     for algorithm in (random, fair):
         sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
-        server = start_simulation(sim, norm_variables())
         with pytest.raises(ValueError, match="sums beside the update, such as running"):
-            simulate_round(sim, server, open_store(sim, server), 0)
+            play(sim, norm_variables())
 
 
 def test_a_cohort_other_than_the_divisor_and_another_mean_are_refused():
-    algorithm = private(fedavg(LOCAL), settings(cohort_size=4))
+    algorithm = ff.private(ff.fedavg(LOCAL), settings(cohort_size=4))
     words = "cohort_size must equal that of privacy, 4, .* got 5"
     with pytest.raises(ValueError, match=words):
         algorithm.check_cohort(5)
-    clipped = with_aggregation(fedavg(LOCAL), clip_by_global_norm())
+    clipped = ff.with_aggregation(ff.fedavg(LOCAL), clip_by_global_norm())
     with pytest.raises(ValueError, match="aggregates by a plain mean, got .*fedavg"):
-        private(clipped, settings())
+        ff.private(clipped, settings())
 
 
 WRONG = (
@@ -292,7 +281,7 @@ WRONG = (
 def test_settings_that_give_no_guarantee_are_refused():
     for options, words in WRONG:
         with pytest.raises(ValueError, match=words):
-            private(fedavg(LOCAL), settings(**options))
+            ff.private(ff.fedavg(LOCAL), settings(**options))
 
 
 def test_a_private_run_resumes_to_the_same_bits_and_stops_at_its_budget(tmp_path):
@@ -308,7 +297,7 @@ def test_a_private_run_resumes_to_the_same_bits_and_stops_at_its_budget(tmp_path
         epsilon=np.mean(spent),
     )
     local = LOCAL._replace(learning_rate=0.1)
-    algorithm = private(fedavg(local), given)
+    algorithm = ff.private(ff.fedavg(local), given)
     variables = {"W": jnp.zeros((5, 3)), "b": jnp.zeros(3)}
     run = ff.init(algorithm, data, variables, batch_size=2)
     middle, _ = ff.run_round(ff.run_round(run)[0])
