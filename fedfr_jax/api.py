@@ -4,6 +4,7 @@ A thin layer over `federated.build_simulation`, which has every setting. For lon
 with checkpoints, logs and reports use `fedfr train`.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -72,11 +73,10 @@ class FederatedDataset(NamedTuple):
                 "client_ids must be one number or string per example, shape [T], no "
                 f"nan, got {client_ids.dtype} of shape {client_ids.shape}."
             )
-        if not num_inputs == {len(y)} == {len(client_ids)} or not len(y):
-            counts = " and ".join(map(str, sorted(num_inputs)))
+        counts = [*sorted(num_inputs), len(y), len(client_ids)]
+        if len({*counts}) > 1 or not len(y):
             raise ValueError(
-                "x, y and client_ids must have one entry per example, got "
-                f"{counts}, {len(y)} and {len(client_ids)}."
+                f"x, y and client_ids must have one entry per example, got {counts}."
             )
         clients, client_index = np.unique(client_ids, return_inverse=True)
         order = np.argsort(client_index, kind="stable")
@@ -150,7 +150,9 @@ def examples(x) -> np.ndarray:
     """Check that `x` [T, ...] is an array of finite numbers."""
     x = np.asarray(x)
     if x.ndim < 1 or x.dtype.kind not in "fiub":
-        raise ValueError(f"x must be numbers of shape [T, ...], got {first_entry(x)}.")
+        raise ValueError(
+            f"x must be numbers of shape [T, ...], got {x.dtype} of shape {x.shape}."
+        )
     if x.dtype.kind != "f":
         return x
     step = max(CHUNK_BYTES // max(x[:1].nbytes, 1), 1)
@@ -168,38 +170,18 @@ def examples(x) -> np.ndarray:
 def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
     """Check labels [T], return them as int32 in [0, num_classes)."""
     y = np.asarray(y)
-    if y.ndim != 1:
+    if y.ndim != 1 or y.dtype.kind not in "fiub":
         raise ValueError(
-            f"{name} must be one label per example, shape [T], got shape {y.shape}. "
-            f"Give {name}.argmax(1) for one-hot rows, {name}[:, 0] for a column."
-        )
-    if y.dtype.kind not in "fiub":
-        raise ValueError(
-            f"{name} must be integers, got {first_entry(y)}. Give "
+            f"{name} must be integers of shape [T], got {y.dtype} of shape {y.shape}. "
+            f"Give {name}.argmax(1) for one-hot rows, {name}[:, 0] for a column, "
             f"np.unique({name}, return_inverse=True)[1] for names of classes."
         )
-    if y.dtype.kind == "f":
-        is_whole = np.isfinite(y) & (y == np.floor(y))
-        if not is_whole.all():
-            value = y[is_whole.argmin()]
-            raise ValueError(f"{name} must be integers, got {value}.")
-    smallest, largest = (y.min(), y.max()) if len(y) else (0, 0)
     limit = 2**31 - 1 if num_classes is None else num_classes
-    if smallest < 0 or largest >= limit:
-        value = smallest if smallest < 0 else largest
-        raise ValueError(f"{name} must be in [0, {limit}), got {value}.")
+    is_class = (y >= 0) & (y < limit) & (y == np.floor(y))  # nan is none
+    if not is_class.all():
+        bad = y[is_class.argmin()]
+        raise ValueError(f"{name} must be integers in [0, {limit}), got {bad}.")
     return y if y.dtype == np.int32 else y.astype(np.int32)
-
-
-def first_entry(x: np.ndarray) -> str:
-    """First entry of an array, or its dtype, for an error message."""
-    first = x.reshape(-1)[:1].tolist()
-    return f"{first[0]!r}" if first else f"an array of {x.dtype}"
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that `Settings` does not have."""
-    check_keys("options of init", options, Settings._fields)
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
@@ -266,29 +248,25 @@ def check_clients(expected: np.ndarray | range, given: np.ndarray | range) -> No
 
     Numbers are no texts: client 1 is another one than client "1".
     """
-    if len(given) != len(expected):
-        raise ValueError(
-            f"data must have the run's {len(expected)} clients, got {len(given)}."
-        )
     if isinstance(expected, range) and isinstance(given, range) and expected == given:
         return  # a population too large for a list of its clients
     both = [x if isinstance(x, range) else x.tolist() for x in (expected, given)]
-    for before, now in zip(*both, strict=True):
-        if before == now and isinstance(before, str) == isinstance(now, str):
-            continue
-        raise ValueError(
-            f"clients of data must be the run's, got {now!r} for client {before!r}. "
-            "Give their examples the client ids that the run was started with."
-        )
+    for before, now in itertools.zip_longest(*both):
+        if before != now or isinstance(before, str) != isinstance(now, str):
+            raise ValueError(
+                f"clients of data must be the run's, got {now!r} for client "
+                f"{before!r}. Give the examples the client ids of the run."
+            )
 
 
 def describe_data(table: Dataset | Stream) -> str:
     """Shape and dtype of an example, such as "float32 (28, 28, 1)"."""
-    inputs = model_inputs(example_shape(table).inputs)
-    name = lambda x: f"{jax.dtypes.canonicalize_dtype(x.dtype)} {x.shape}"
-    if isinstance(inputs, Mapping):
-        return ", ".join(f"{key} {name(x)}" for key, x in inputs.items())
-    return name(inputs)
+
+    def describe(x):
+        return f"{jax.dtypes.canonicalize_dtype(x.dtype)} {x.shape}"
+
+    names = jax.tree.map(describe, model_inputs(example_shape(table).inputs))
+    return str(names)
 
 
 ADVICE = (
@@ -350,7 +328,7 @@ def init(
       ValueError: for unknown options, sizes out of range, images that are not
         normalized and clients that take no step, before anything is compiled.
     """
-    check_options(options)
+    check_keys("options of init", options, Settings._fields)
     batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
     check_input(batching, data.dataset)
     if not (isinstance(variables, dict) and "params" in variables):
@@ -559,11 +537,6 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
         raise ValueError(
             f"{path} must have {run.store.population} clients, got {num_clients}."
         )
-    if not {"settings", "ledger"} <= arrays.keys():
-        raise ValueError(
-            f"{path} must have the settings and the ledger of its run, got a file of "
-            "an earlier version. Train it again."
-        )
     before = parse_json(str(arrays.pop("settings")), path)
     ledger = ledgers.from_json(str(arrays.pop("ledger")), path)
     server = _named(path, arrays, "server", run.server, ())
@@ -590,19 +563,11 @@ def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
     def pick(key_path, leaf):
         name = f"{part}/{trees.path_name(key_path)}"
         array = arrays.pop(name, None)
-        expected = (*leading, *leaf.shape)
-        if array is None or array.shape != expected:
-            shape = "none" if array is None else array.shape
-            raise ValueError(
-                f"{path} must have {name} of shape {expected}, got {shape}."
-            )
-        if array.dtype.kind == "V":  # as numpy stores bfloat16
+        if array is not None and array.dtype.kind == "V":  # as numpy stores bfloat16
             array = array.view(leaf.dtype)
-        if array.dtype != leaf.dtype:
-            raise ValueError(
-                f"{path} must have {name} of {leaf.dtype}, got {array.dtype}. Set "
-                "jax_enable_x64 as where the file was written."
-            )
+        found = None if array is None else (array.shape, array.dtype)
+        if found != (expected := ((*leading, *leaf.shape), leaf.dtype)):
+            raise ValueError(f"{path} must have {name} of {expected}, got {found}.")
         return array
 
     return jax.tree_util.tree_map_with_path(pick, template)

@@ -192,10 +192,12 @@ def writing_nothing(settings: Mapping) -> dict:
     """Config sections of a finished run: without caches and teachers."""
     changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("pretrain"), Mapping):
-        changed["pretrain"] = _with_dummy_teachers(settings["pretrain"], settings)
+        changed["pretrain"] = with_dummy_teachers(
+            settings["pretrain"], settings["model"]
+        )
     if isinstance(rows := settings.get("methods"), Mapping):
         changed["methods"] = {
-            k: _with_dummy_teachers(row, settings) for k, row in rows.items()
+            k: with_dummy_teachers(row, settings["model"]) for k, row in rows.items()
         }
     return {**settings, **changed}
 
@@ -225,10 +227,3 @@ def _sources(value: Any) -> Any:
             f"{dict(value)} does not exist. Run `fedfr prepare` with its config."
         )
     return {key: _sources(x) for key, x in value.items() if key != "cache"}
-
-
-def _with_dummy_teachers(method: Any, settings: Mapping) -> Any:
-    """A method whose teacher is replaced by a dummy."""
-    if not isinstance(method, Mapping):
-        return method
-    return with_dummy_teachers(method, settings["model"], lambda line: None)

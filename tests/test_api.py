@@ -128,17 +128,37 @@ def test_examples_are_grouped_by_client_whatever_their_order(owner, order):
     assert data.population.num_classes.tolist() == [max(label) + 1] * len(data.clients)
 
 
-def test_examples_labels_and_owners_of_different_length_are_refused():
+def test_arrays_that_are_no_examples_are_refused():
     x, y, owner = examples()
-    with pytest.raises(ValueError, match="one entry per example, got 40, 39 and 40"):
-        ff.FederatedDataset.from_client_ids(x, y[1:], owner)
-    with pytest.raises(ValueError, match="one entry per example, got 0, 0 and 0"):
-        ff.FederatedDataset.from_client_ids(x[:0], y[:0], owner[:0])
-    for other in (owner[:, None], np.where(owner == 1, np.nan, owner)):
-        with pytest.raises(
-            ValueError, match="client_ids must be one number or string per"
-        ):
-            ff.FederatedDataset.from_client_ids(x, y, other)
+    whole, bad = x, x.copy()
+    bad[17, 3] = np.inf
+    names = np.array(["a", "b", "c"])
+    for arrays, rule in [
+        ((whole, y[1:], owner), r"one entry per example, got \[40, 39, 40\]"),
+        ((whole[:0], y[:0], owner[:0]), r"one entry per example, got \[0, 0, 0\]"),
+        ((whole, y, owner[:, None]), "client_ids must be one number or string per"),
+        ((whole, y, np.where(owner, owner, np.nan)), "per example, .* no nan, got"),
+        ((bad, y, owner), "must be finite, .* in example 17. Remove"),
+        ((np.full((40, 5), "a"), y, owner), "x must be numbers of shape"),
+        ((whole, y - 1, owner), r"y must be integers in \[0, 2147483647\), got -1"),
+        ((whole, y + 0.5, owner), "y must be integers in .*, got .*5"),
+        ((whole, np.where(y, y, np.nan), owner), "y must be integers in .*, got nan"),
+        ((whole, y + 2**40, owner), "y must be integers in .*, got 1099511627"),
+        (
+            (whole, names[y], owner),
+            r"integers of shape \[T\], got <U1 of shape \(40,\)",
+        ),
+        ((whole, np.eye(3)[y], owner), r"of shape \(40, 3\). Give y.argmax\(1\)"),
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            ff.FederatedDataset.from_client_ids(*arrays)
+    split = ff.partition.dirichlet(examples()[1], num_clients=3, alpha=0.5)
+    with pytest.raises(ValueError, match=r"y must be integers in \[0, 3\), got 3"):
+        ff.FederatedDataset.from_partition(whole, examples()[1] + 1, split)
+    with pytest.raises(ValueError, match="labels must be integers in .*, got 3"):
+        ff.FederatedDataset.from_reader(
+            lambda rows: whole[rows], [3] * 4, num_clients=4, num_classes=3
+        )
 
 
 def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
@@ -200,54 +220,7 @@ def test_ten_million_clients_are_data_set_and_run_without_memory_for_each():
     assert peak < many / 4  # bytes
 
 
-@pytest.mark.parametrize(
-    "labels, rule",
-    [
-        ([0, 1, -1], r"y must be in \[0, 2147483647\), got -1"),
-        ([0, 1, 0.5], "y must be integers, got 0.5"),
-        ([0, 1, np.nan], "y must be integers, got nan"),
-        ([0, 1, np.inf], "y must be integers, got inf"),
-        (["cat", "dog", "cat"], r"integers, got 'cat'. Give np.unique\(y, return"),
-        (np.eye(3), r"one label per example, .*got shape \(3, 3\). Give y.argmax\(1\)"),
-        ([[0], [1], [2]], r"got shape \(3, 1\). .*y\[:, 0\] for a column"),
-        ([0, 1, 2**40], "y must be in .*, got 1099511627776"),
-    ],
-)
-def test_labels_that_name_no_class_are_refused(labels, rule):
-    with pytest.raises(ValueError, match=rule):
-        ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
-
-
-def test_labels_outside_the_classes_of_a_split_or_a_reader_are_refused():
-    x, y, _ = examples()
-    split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
-    other = np.where(np.arange(40) == 7, CLASSES, y)
-    with pytest.raises(ValueError, match=r"y must be in \[0, 3\), got 3"):
-        ff.FederatedDataset.from_partition(x, other, split)
-    for labels in (other, -y, y + 0.5):
-        with pytest.raises(ValueError, match="labels must be (in|integers)"):
-            ff.FederatedDataset.from_reader(
-                lambda rows: x[rows], labels, num_clients=4, num_classes=CLASSES
-            )
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_a_number_of_an_image_that_is_not_finite_is_refused_by_its_example(number):
-    x, y, owner = examples()
-    x[17, 3] = number
-    with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
-        ff.FederatedDataset.from_client_ids(x, y, owner)
-    with pytest.raises(ValueError, match="x must be numbers of shape .*, got 'a'"):
-        ff.FederatedDataset.from_client_ids(np.full((40, 5), "a"), y, owner)
-
-
 # --- Rounds
-
-
-def test_parameters_alone_are_variables_without_statistics():
-    alone, both = new_run(start=variables()["params"]), new_run()
-    assert_same_bits(alone.variables, both.variables)
-    assert_same_bits(*(state(played(run, 2)[0]) for run in (alone, both)))
 
 
 def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
@@ -262,25 +235,23 @@ def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
     assert np.abs(moved).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "wrong, rule",
-    [
-        ({"cohort_size": 5}, "cohort_size must be in .*got 5"),
-        ({"local_epochs": -1}, "local_epochs must be at least 0, got -1"),
-        ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
-        ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
-        ({"cohort_size": True}, "cohort_size must be a whole number, got True"),
-        ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),
-        ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"seed": -1}, r"seed must be in \[0, 2..32\), got -1"),
-        ({"cohort": 2}, r"options of init must have keys of .* mean cohort_size\?"),
-        (
-            {"batch_size": 11, "batching": Batching(1, drop_last=True)},
-            "drop_last=True must be at most .* 10 examples, got 11. Lower",
-        ),
-    ],
-)
+SIZES = [
+    ({"cohort_size": 5}, "cohort_size must be in .*got 5"),
+    ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
+    ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
+    ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),
+    ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
+    ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ({"seed": -1}, r"seed must be in \[0, 2..32\), got -1"),
+    ({"cohort": 2}, r"options of init must have keys of .* mean cohort_size\?"),
+    (
+        {"batch_size": 11, "batching": Batching(1, drop_last=True)},
+        "drop_last=True must be at most .* 10 examples, got 11. Lower",
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong, rule", SIZES)
 def test_sizes_out_of_range_are_refused(wrong, rule):
     with pytest.raises(ValueError, match=rule):
         new_run(**wrong)
@@ -321,7 +292,6 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
     "local",
     [
         ff.LocalTraining(loss, optax.sgd(optax.cosine_decay_schedule(0.1, 9))),
-        ff.LocalTraining(loss, optax.adam(optax.linear_schedule(0.1, 0.0, 9))),
         ff.LocalTraining(
             loss,
             optax.inject_hyperparams(optax.sgd)(
@@ -330,7 +300,7 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
         ),
         ff.LocalTraining(loss, optax.sgd, optax.cosine_decay_schedule(0.1, 9)),
     ],
-    ids=["sgd", "adam", "injected", "rate"],
+    ids=["sgd", "injected", "rate"],
 )
 def test_an_optax_schedule_that_would_restart_every_round_is_refused(local):
     with (
@@ -394,14 +364,12 @@ def test_labels_of_more_classes_than_the_network_tells_are_refused():
 
 def test_evaluating_other_clients_is_refused():
     data = ff.FederatedDataset.from_client_ids(*examples(num_clients=3))
-    with pytest.raises(ValueError, match="data must have the run's 4 clients, got 3"):
+    with pytest.raises(ValueError, match="the run's, got None for client 3"):
         ff.evaluate(new_run(), apply, data)
     x, y, owner = examples()
     for started, evaluated, found in (
         (["a", "b", "c", "e"], ["a", "b", "d", "e"], "'d' for client 'c'"),
         ([0, 1, 2, 3], ["0", "1", "2", "3"], "'0' for client 0"),
-        (["0", "1", "2", "3"], [0, 1, 2, 3], "0 for client '0'"),
-        ([0, 1, 2, 3], [0, 1, 2, 4], "4 for client 3"),
     ):
         of = lambda names: ff.FederatedDataset.from_client_ids(
             x, y, np.array(names)[owner]
@@ -473,15 +441,22 @@ def test_a_run_without_rows_is_resumed_too_by_one_that_is_further_on(rounds, tmp
     assert_same_bits(state(ff.resume(further, path)), expected)
 
 
-def test_a_run_of_another_precision_is_refused_by_its_dtype(tmp_path):
-    path = ff.save(new_run(), tmp_path / "run")
-    with np.load(path) as file:
-        arrays = dict(file)
-    name = next(x for x in arrays if x.startswith("server/") and x.endswith("/W"))
-    arrays[name] = arrays[name].astype(np.float64)
-    np.savez(path, **arrays)
-    with pytest.raises(ValueError, match="params/W of float32, got float64. Set jax_"):
-        ff.resume(new_run(), path)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": variables(num_classes=4)},
+        {"algorithm": lambda: algorithm("params/W")},
+        {"algorithm": lambda: algorithm(None)},
+    ],
+    ids=["a wider head", "another personal leaf", "no personal leaf"],
+)
+def test_a_file_of_another_network_is_refused(options, tmp_path):
+    usual = {"algorithm": algorithm, "cohort_size": 0}
+    for saved, opened in ((usual, usual | options), (usual | options, usual)):
+        run, _ = played(new_run(**saved), 1)
+        path = ff.save(run, tmp_path / "run")
+        with pytest.raises(ValueError, match=r"run\.npz must "):
+            ff.resume(new_run(**opened), path)
 
 
 def test_a_run_of_another_init_is_refused_by_what_differs(tmp_path):
@@ -549,31 +524,3 @@ def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
         with pytest.raises(ValueError, match="run must be the newest .*1, got round 0"):
             use()
     ff.run_round(after)
-
-
-def more_leaves():
-    start = variables()
-    return {**start, "params": {**start["params"], "unused": np.zeros(2, np.float32)}}
-
-
-def fewer_clients():
-    return ff.FederatedDataset.from_client_ids(*examples(num_clients=3))
-
-
-@pytest.mark.parametrize(
-    "name, options",
-    {
-        "a wider head": {"start": variables(num_classes=4)},
-        "another leaf": {"start": more_leaves()},
-        "another personal leaf": {"algorithm": lambda: algorithm("params/W")},
-        "no personal leaf": {"algorithm": lambda: algorithm(None)},
-        "fewer clients": {"data": fewer_clients()},
-    }.items(),
-)
-def test_a_file_of_another_run_is_refused(name, options, tmp_path):
-    usual = {"algorithm": algorithm, "cohort_size": 0}
-    for saved, opened in ((usual, usual | options), (usual | options, usual)):
-        run, _ = played(new_run(**saved), 1)
-        path = ff.save(run, tmp_path / "run")
-        with pytest.raises(ValueError, match=r"run\.npz must "):
-            ff.resume(new_run(**opened), path)

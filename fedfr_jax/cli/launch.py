@@ -35,7 +35,6 @@ def launch(
     num_hosts: int = 1,
     host_index: int = 0,
     coordinator: str | None = None,
-    port: int | None = None,
     typed: Sequence[str],
 ) -> None:
     """Start the processes of one run on this machine.
@@ -44,9 +43,9 @@ def launch(
 
     Everything from the command on is passed to the processes on this machine. With
     several hosts start the same line on each of them, with its number --host_index
-    (from 0); --coordinator is the address of the first, --port its port. The output of
-    the first process is printed, that of others only if they fail. When one fails, the
-    others on its host are stopped.
+    (from 0); --coordinator is the address of the first, its port 8482 unless it names
+    another. The output of the first process is printed, that of others only if they
+    fail. When one fails, the others on its host are stopped.
 
     Args:
       command: COMMAND command to start, and its flags
@@ -54,8 +53,6 @@ def launch(
       num_hosts: N number of machines
       host_index: I index of this machine
       coordinator: HOST[:PORT] address of the first host
-      port: N port of the first host, without one in --coordinator (default 8482, as
-        JAX's; on one machine a free one)
     """
     words = command[1:] if command[:1] == ["--"] else command
     if not words:
@@ -76,31 +73,21 @@ def launch(
         [sys.executable, "-m", "fedfr_jax", *words],
         range(first, first + processes_per_host),
         total=num_hosts * processes_per_host,
-        coordinator=coordinator_address(coordinator, port),
+        coordinator=coordinator_address(coordinator),
         typed=typed,
     )
 
 
-def coordinator_address(host: str | None, port: int | None) -> str:
+def coordinator_address(host: str | None) -> str:
     """HOST:PORT of the first process: JAX's port, or on this machine a free one.
 
-    >>> coordinator_address("host0", None), coordinator_address("host0:12345", None)
+    >>> coordinator_address("host0"), coordinator_address("host0:12345")
     ('host0:8482', 'host0:12345')
     """
-    if port is not None and not 0 < port < 2**16:
-        raise ValueError(f"launch: --port must be from 1 to 65535, got {port}.")
-    name, colon, port_text = (host or "").rpartition(":")
-    has_port = bool(colon) and port_text.isdecimal()  # [::1] has colons too
-    if has_port and port is not None:
-        raise ValueError(
-            f"launch: --port must not go with a port in --coordinator, got {port} and "
-            f"{host}. Leave one of them out."
-        )
-    if has_port:
-        return f"{name}:{port_text}"
     if host is None:
-        return f"127.0.0.1:{port or free_port()}"
-    return f"{host}:{port or PORT}"
+        return f"127.0.0.1:{free_port()}"
+    _, colon, port = host.rpartition(":")  # [::1] has colons too
+    return host if colon and port.isdecimal() else f"{host}:{PORT}"
 
 
 def start(

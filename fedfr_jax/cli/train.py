@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 import fedfr_jax
 from fedfr_jax.cli import flags
-from fedfr_jax.cli.flags import CONFIG_FILE, DataChanged, Processes, config_text
+from fedfr_jax.cli.flags import DataChanged, Processes, config_text
 from fedfr_jax.cli.signals import GRACE, describe_interrupt, ending_after_a_round
 from fedfr_jax.text import without_secrets
 
@@ -224,29 +224,19 @@ def evaluate(
     processes.join()
     import jax
 
-    from fedfr_jax.runs.remote import fetched_to_evaluate
-
-    with fetched_to_evaluate(location, jax.process_index()) as folder:
-        if not (folder / CONFIG_FILE).exists():
-            raise ValueError(
-                f"{folder} must be a run directory, got no {CONFIG_FILE} in it."
-            )
-        evaluate_in(folder, config, data_changed)
-
-
-def evaluate_in(
-    folder: pathlib.Path, config: ConfigDict, data_changed: DataChanged
-) -> None:
-    """Evaluate the run in `folder` again."""
     from fedfr_jax.config.build import build, sections
     from fedfr_jax.loading import writing_nothing
     from fedfr_jax.runs.experiment import evaluate_experiment
     from fedfr_jax.runs.locks import lock_to_read
+    from fedfr_jax.runs.remote import fetched_to_evaluate
     from fedfr_jax.runs.stage_settings import check_stages
     from fedfr_jax.runs.workdir import check_config, check_inside
 
     stored = json.loads(config_text(config))
-    with lock_to_read(folder):
+    with (
+        fetched_to_evaluate(location, jax.process_index()) as folder,
+        lock_to_read(folder),
+    ):
         check_config(folder, stored, but_for="evaluation")
         check_inside(folder)
         experiment = build(writing_nothing(sections(config)))

@@ -63,7 +63,7 @@ class Alignment(NamedTuple):
         from fedfr_jax.deploy.face_images import read_images
 
         images = read_images(
-            paths, network.input_shape, network.recorded, **self._asdict()
+            paths, network.image_shape, network.recorded, **self._asdict()
         )
         print(printable(images.alignment, keep="\n"))
         return network, images
@@ -142,7 +142,7 @@ def export(*, model: Weights, output: str) -> None:
     """Export trained weights as ONNX, StableHLO, safetensors or PyTorch's.
 
     The file runs or opens without this library. --output=FILE ends in one of
-      .onnx          images [N, C, H, W] -> embedding [N, D], any N, folded
+      .onnx          images [N, C, H, W] -> embedding [N, D], any N
       .stablehlo     images [N, H, W, C] -> embedding [N, D], any N, for jax.export
       .safetensors   weights with what they are of: --weights takes it
       .npz           the weights alone

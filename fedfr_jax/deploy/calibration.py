@@ -28,8 +28,12 @@ def parse_curve(text: str) -> Roc | None:
     if not text:
         return None
     with naming(CURVE):
-        fields = parse_json(text, CURVE).items()
-        return Roc(**{name: np.asarray(values, float) for name, values in fields})
+        fields = parse_json(text, CURVE)
+        far, tar, thresholds = (
+            np.asarray(fields[name], float) for name in ("far", "tar", "thresholds")
+        )
+        counts = np.int64(fields["num_negatives"]), np.int64(fields["num_positives"])
+        return Roc(far, tar, *counts, thresholds)
 
 
 def threshold(text: str, far: float | None) -> tuple[float, str]:

@@ -11,13 +11,12 @@ Exported files run or open without this library:
 Images are RGB in [-1, 1], pixel / 127.5 - 1, for every network: other statistics and
 sums with mirror images are part of the graph. The metadata `preprocessing` of an ONNX
 file describes the steps before, resizing and alignment. Embeddings are not normalized.
-Batch normalizations behind a convolution or a linear layer are part of its weights.
 """
 
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -25,12 +24,10 @@ import numpy as np
 from fedfr_jax.deploy.calibration import CURVE, curve_text
 from fedfr_jax.deploy.inputs import from_unit, metadata, sum_views
 from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
-from fedfr_jax.deploy.trained_model import (
-    TrainedModel,
-    build_trained_model,
-)
+from fedfr_jax.deploy.trained_model import TrainedModel, build_trained_model
 from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.types import InputShape, is_image
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4  # of the largest number of an embedding
@@ -57,19 +54,19 @@ def export_model(network: TrainedModel) -> Callable:
     def embed(images):
         return network.apply(network.variables, images)
 
-    if len(network.input_shape) != 3:
+    if not is_image(network.input_shape):
         return embed
     embed = sum_views(embed, preprocessing)
     return lambda images: embed(from_unit(images, preprocessing))
 
 
 def _to_onnx(network, path) -> str:
-    graph, output = trace_graph(export_model(network), network.input_shape)
+    graph, output = trace_graph(export_model(network), network.image_shape)
     recorded = network.recorded
     if recorded:
         recorded = recorded._replace(mean=127.5, std=127.5, mirrored=False)
     about = {**network.metadata, **metadata(recorded)}
-    write_onnx(graph, output, network.input_shape, about, path)
+    write_onnx(graph, output, network.image_shape, about, path)
     return check_export(network, path)
 
 
@@ -86,7 +83,7 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     rng, worst = np.random.default_rng(0), 0.0
     for number in (1, 3):
-        images = rng.integers(256, size=(number, *network.input_shape), dtype=np.uint8)
+        images = rng.integers(256, size=(number, *network.image_shape), dtype=np.uint8)
         expected = network.embed(images)
         inputs = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
         (actual,) = session.run(None, {"images": inputs})
@@ -116,15 +113,14 @@ def _to_weights(network, path) -> str:
 
 
 def _to_pytorch(network, path) -> str:
-    arrays = torch_arrays(network)
-    write_weights(path, arrays)
+    write_weights(path, arrays := torch_arrays(network))
     return f"{len(arrays)} tensors"
 
 
 def torch_arrays(network: TrainedModel) -> dict[str, np.ndarray]:
     """The model's arrays by PyTorch's names, see `to_torch`."""
     settings = json.loads(network.weights.about["model"])
-    name, shape = settings.pop("name"), network.input_shape
+    name, shape = settings.pop("name"), network.image_shape
     return to_torch(name, network.variables, shape, **settings)
 
 
@@ -143,7 +139,7 @@ def convert(
     target: str | os.PathLike,
     *,
     model: Mapping | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: InputShape | None = None,
     key: str = "",
 ) -> str:
     """Convert the weights file `source` to `target`, in the formats of `export`.
@@ -155,6 +151,6 @@ def convert(
     """
     network = build_trained_model(read_weights(source, key), source, model, input_shape)
     check = export(network, target)
-    section = {k: v for k, v in network.model.items() if k != "num_classes"}
+    section = {k: v for k, v in (network.model or {}).items() if k != "num_classes"}
     shape = network.input_shape
     return f"{target}: {check}, images {shape}, config.model = {section}"

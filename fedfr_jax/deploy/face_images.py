@@ -35,7 +35,7 @@ class FaceImages(NamedTuple):
 
 def read_images(
     paths: Sequence[str | os.PathLike],
-    image_shape: Sequence[int],
+    image_shape: tuple[int, int, int],
     recorded: Preprocessing | None = None,
     *,
     landmarks: str | os.PathLike | None = None,
@@ -59,21 +59,20 @@ def read_images(
             "landmarks cannot be used with a detector. Remove one of them."
         )
     files, preprocessing = list_files(paths), recorded or Preprocessing()
-    alignment, notes = None, _skip_text(recorded, image_shape)
-    if landmarks is not None or detector is not None:
-        notes = f"aligned by {landmarks or detector}"
+    points, alignment, notes = None, None, f"aligned by {landmarks or detector}"
+    if landmarks is not None:
+        points = _listed(files, landmarks)
+    elif detector is not None:
+        points = most_certain_faces(files, yunet(detector), str(detector))
+    else:
+        notes = _skip_text(recorded, image_shape)
+        if preprocessing.alignment:
+            preprocessing = preprocessing._replace(resize="crop")
+    if points is not None:
+        alignment = plan_alignment(points, image_shape[:2])
         if recorded and not recorded.alignment:
             notes += "; training took its images as they were stored, without aligning"
-        if landmarks is not None:
-            points = _listed(files, landmarks)
-        else:
-            points = most_certain_faces(files, yunet(detector), str(detector))
-        alignment = plan_alignment(points, (image_shape[0], image_shape[1]))
-    elif preprocessing.alignment:
-        preprocessing = preprocessing._replace(resize="crop")
-    read = image_reader(
-        index_files(files), tuple(image_shape), preprocessing, alignment
-    )
+    read = image_reader(index_files(files), image_shape, preprocessing, alignment)
     notes = "\n".join(filter(None, (notes, files.passed_over())))
     return FaceImages(files.names, read, notes)
 

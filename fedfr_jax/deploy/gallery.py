@@ -156,8 +156,8 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
                 f"gallery must have {list(Gallery._fields)}, got {list(file)}."
             )
         return Gallery(
-            names=file["names"].astype(str),
-            features=file["features"],
-            fingerprint=str(file["fingerprint"].item()),
-            calibration=str(file["calibration"].item()),
+            names=np.asarray(file["names"], str),
+            features=np.asarray(file["features"]),
+            fingerprint=str(file["fingerprint"]),
+            calibration=str(file["calibration"]),
         )

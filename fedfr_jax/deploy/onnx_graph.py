@@ -3,10 +3,9 @@
 Building a graph does not need the package onnx, writing it does.
 
 The trace (a jaxpr) is walked once. Values that do not depend on the images are computed
-and become constants. A number per channel that is multiplied or added after a
-convolution or a linear layer is absorbed into its weights, which removes batch
-normalization. Maps are [B, C, H, W] in the graph after a convolution, [B, H, W, C] in
-the trace.
+and become constants. Batch normalization is a factor and a summand per channel, which
+the runtimes of ONNX fold into the convolution before it. Maps are [B, C, H, W] in the
+graph after a convolution, [B, H, W, C] in the trace.
 """
 
 import hashlib
@@ -44,16 +43,7 @@ class Tensor(NamedTuple):
     is_first: bool = False  # a map whose channels come first in the graph
 
 
-class LazyAffine(NamedTuple):
-    """scale [C] times a tensor plus shift [C], added to the graph when it is needed."""
-
-    make: Callable[[np.ndarray, np.ndarray], Tensor]
-    scale: np.ndarray
-    shift: np.ndarray
-    shape: tuple
-
-
-Value = np.ndarray | Tensor | LazyAffine
+Value = np.ndarray | Tensor
 
 
 class Graph:
@@ -105,7 +95,8 @@ def trace_graph(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, 
     graph = Graph()
     inputs = [Tensor("images", images.shape, len(input_shape) == 3)]
     (output,) = walk(graph, traced.jaxpr, list(map(np.asarray, traced.consts)), inputs)
-    return graph, graph.last(materialize(graph, output))
+    assert isinstance(output, Tensor), "it depends on the images"
+    return graph, graph.last(output)
 
 
 def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list[Value]:
@@ -113,65 +104,11 @@ def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list
     values = dict(
         zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
     )
-    uses = _count_uses(jaxpr)
     read = lambda x: np.asarray(x.val) if isinstance(x, Literal) else values[x]
     for eqn in jaxpr.eqns:
-        for x in eqn.invars:  # a value that is used twice is computed once
-            if not isinstance(x, Literal) and uses[x] > 1:
-                values[x] = materialize(graph, values[x])
         outputs = translate(graph, eqn, [read(x) for x in eqn.invars])
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(x) for x in jaxpr.outvars]
-
-
-def _count_uses(jaxpr) -> dict:
-    """Count how often each variable is read."""
-    uses = {}
-    for x in [x for eqn in jaxpr.eqns for x in eqn.invars] + list(jaxpr.outvars):
-        if not isinstance(x, Literal):
-            uses[x] = uses.get(x, 0) + 1
-    return uses
-
-
-def materialize(graph: Graph, value: Value) -> np.ndarray | Tensor:
-    """Add a pending `LazyAffine` to the graph; return other values unchanged."""
-    if isinstance(value, LazyAffine):
-        return value.make(value.scale, value.shift)
-    return value
-
-
-def lazy_affine(make: Callable, shape: Sequence[int]) -> LazyAffine:
-    """1 times a tensor that `make` adds plus 0, per channel."""
-    ones = np.ones(shape[-1], np.float32)
-    return LazyAffine(make, ones, 0 * ones, tuple(shape))
-
-
-def affine(graph: Graph, x: Tensor) -> LazyAffine:
-    """Start an affine map of x, per channel."""
-
-    def make(scale, shift):
-        wide = (-1, 1, 1) if x.is_first else (-1,)
-        y = x
-        if np.any(scale != 1):
-            y = graph.add("Mul", [y, scale.reshape(wide)], x.shape, x.is_first)
-        if np.any(shift != 0):
-            y = graph.add("Add", [y, shift.reshape(wide)], x.shape, x.is_first)
-        return y
-
-    return lazy_affine(make, x.shape)
-
-
-def per_channel(x: np.ndarray, shape: Sequence) -> np.ndarray | None:
-    """Values [C] if x, broadcast to `shape` [..., C], depends on the last axis only."""
-    channels = shape[-1]
-    if channels == BATCH or x.ndim > len(shape):
-        return None
-    if x.size == 1:
-        return np.full(channels, x.reshape(()), x.dtype)
-    if x.shape[-1] != channels:
-        return None
-    rows = x.reshape(-1, channels)
-    return rows[0] if np.all(rows == rows[:1]) else None
 
 
 # Translations: (graph, name in JAX, its parameters, inputs, shape in the trace).
@@ -184,47 +121,31 @@ REDUCE = {
 
 
 def _convolution(graph, name, params, inputs, shape):
-    """Translate a convolution, lazily: a following bias or scale is absorbed."""
     x, kernel = inputs
     numbers = params["dimension_numbers"]
     specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     is_usual = specs == (TO_FIRST, (3, 2, 0, 1), TO_FIRST)
-    if not is_usual or not isinstance(kernel, np.ndarray) or len(kernel.shape) != 4:
+    if not is_usual or not isinstance(kernel, np.ndarray):
         raise ValueError(f"convolutions must be NHWC by HWIO constants, got {specs}.")
     if params["lhs_dilation"] != (1, 1) or params["batch_group_count"] != 1:
         raise ValueError("transposed convolutions cannot be exported to ONNX.")
-    x, lows_and_highs = graph.first(x), np.transpose(params["padding"])
     settings = {
         "strides": params["window_strides"],
-        "pads": tuple(int(n) for n in lows_and_highs.reshape(-1)),
+        "pads": np.transpose(params["padding"]).reshape(-1).tolist(),
         "dilations": params["rhs_dilation"],
         "group": params["feature_group_count"],
     }
-
-    def make(scale, shift):
-        weights = (kernel * scale).transpose(3, 2, 0, 1)
-        operands = [x, weights, shift] if np.any(shift != 0) else [x, weights]
-        return graph.add("Conv", operands, shape, True, **settings)
-
-    return lazy_affine(make, shape)
+    operands = [graph.first(x), kernel.transpose(3, 2, 0, 1)]
+    return graph.add("Conv", operands, shape, True, **settings)
 
 
 def _product(graph, name, params, inputs, shape):
-    """Translate a matrix product; lazily for a linear layer with constant weights."""
-    (left, right), _ = params["dimension_numbers"]
-    x, weights = inputs
-    is_linear = isinstance(x, Tensor) and isinstance(weights, np.ndarray)
-    if is_linear and len(x.shape) == weights.ndim == 2 and tuple(left) == (1,):
-        weights = weights if tuple(right) == (0,) else weights.T
-
-        def make(scale, shift):
-            return graph.add("Gemm", [x, weights * scale, shift], shape)
-
-        return lazy_affine(make, shape)
     operands = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
     ranks = [len(x.shape) for x in operands]
-    equation = _equation(params["dimension_numbers"], *ranks)
-    return graph.add("Einsum", operands, shape, equation=equation)
+    numbers = params["dimension_numbers"]
+    if ranks == [2, 2] and numbers == (((1,), (0,)), ((), ())):
+        return graph.add("MatMul", operands, shape)
+    return graph.add("Einsum", operands, shape, equation=_equation(numbers, *ranks))
 
 
 def _equation(numbers, rank, other_rank) -> str:
@@ -254,14 +175,14 @@ def _reshape(graph, name, params, inputs, shape):
 
 
 def broadcast(graph, x, shape, dimensions):
-    """Broadcast a constant in all axes but the batch, a tensor by axes of 1."""
+    """Add axes of 1; a constant without a batch is broadcast here, others in ONNX."""
     axis_of = {axis: i for i, axis in enumerate(dimensions)}
-    x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
+    x = x if isinstance(x, np.ndarray) else graph.last(x)
     axes = range(len(shape))
     aligned = tuple(x.shape[axis_of[i]] if i in axis_of else 1 for i in axes)
     if isinstance(x, np.ndarray):
-        constant_shape = tuple(1 if n == BATCH else n for n in shape)
-        return np.broadcast_to(x.reshape(aligned), constant_shape)
+        x = x.reshape(aligned)
+        return x if BATCH in shape else np.broadcast_to(x, shape)
     if aligned == x.shape:
         return x
     return graph.add("Reshape", [x, _open(aligned)], aligned)
@@ -385,7 +306,7 @@ CALLS = ("pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoi
 CALLS += ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
-def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
+def translate(graph: Graph, eqn, inputs: Sequence[Value]) -> Sequence[Value]:
     """Translate an equation; return constants if all its inputs are constants."""
     name, params = eqn.primitive.name, eqn.params
     if name in CALLS:
@@ -402,11 +323,6 @@ def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
         return [np.asarray(x) for x in outputs]
     if name in SAME:
         return inputs
-    if name in ("add", "sub", "mul", "div"):
-        absorbed = _absorb_affine(graph, name, *inputs)
-        if absorbed is not None:
-            return [absorbed]
-    inputs = [materialize(graph, x) for x in inputs]
     if name in PLAIN or name in COMPOSED:
         return [_elementwise(graph, name, params, inputs, shape)]
     if name not in STRUCTURAL:
@@ -422,7 +338,7 @@ def _call(graph, params, inputs):
     jaxpr, consts = (inner.jaxpr, inner.consts) if is_closed else (inner, [])
     name = jaxpr.debug_info.func_name.partition(" ")[0]
     if name == "prelu" and isinstance(inputs[1], np.ndarray):
-        x = materialize(graph, inputs[0])
+        x = inputs[0]
         slope = inputs[1].reshape((-1, 1, 1) if x.is_first else (-1,))
         return [graph.add("PRelu", [x, slope], x.shape, x.is_first)]
     return walk(graph, jaxpr, list(map(np.asarray, consts)), inputs)
@@ -438,32 +354,11 @@ def _scan(graph, params, inputs):
         raise ValueError(
             "a scan with outputs per step, or a reverse one, cannot be exported."
         )
+    constants = list(map(np.asarray, closed.consts))
     for i in range(length):
         slices = [x[i] for x in rows]
-        step_inputs = [*consts, *carry, *slices]
-        carry = walk(
-            graph, closed.jaxpr, list(map(np.asarray, closed.consts)), step_inputs
-        )
-        carry = [materialize(graph, x) for x in carry]
+        carry = walk(graph, closed.jaxpr, constants, [*consts, *carry, *slices])
     return carry
-
-
-def _absorb_affine(graph: Graph, name: str, x: Value, y: Value) -> LazyAffine | None:
-    """Absorb a per-channel constant x or y into a `LazyAffine` of the other."""
-    if isinstance(x, np.ndarray) and name in ("add", "mul"):
-        x, y = y, x
-    if isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
-        return None
-    vector = per_channel(y, x.shape)
-    is_number = y.dtype == np.float32 and len(x.shape) in (2, 4)
-    if vector is None or not is_number or x.shape[0] == 1:
-        return None
-    base = x if isinstance(x, LazyAffine) else affine(graph, x)
-    if name in ("mul", "div"):
-        by = vector if name == "mul" else 1 / vector
-        return base._replace(scale=base.scale * by, shift=base.shift * by)
-    by = vector if name == "add" else -vector
-    return base._replace(shift=base.shift + by)
 
 
 def _elementwise(graph, name, params, inputs, shape) -> Tensor:
@@ -471,6 +366,8 @@ def _elementwise(graph, name, params, inputs, shape) -> Tensor:
         isinstance(x, Tensor) and x.is_first for x in inputs
     )
     operands = [_as_first(graph, x) if is_first else x for x in inputs]
+    if name == "sub" and isinstance(operands[1], np.ndarray):
+        name, operands[1] = "add", -operands[1]  # which runtimes fold
     if name in COMPOSED:
         return COMPOSED[name](graph, params, operands, shape, is_first)
     return graph.add(PLAIN[name], operands, shape, is_first)
@@ -564,9 +461,9 @@ def write_onnx(
         producer_name="fedfr_jax",
     )
     helper.set_model_props(model, dict(about))
-    size = sum(array.nbytes for array in graph.constants.values())
-    external = {"location": f"{path.name}.data"} if size > MAX_BYTES else {}
-    onnx.save_model(model, path, save_as_external_data=bool(external), **external)
+    is_large = sum(x.nbytes for x in graph.constants.values()) > MAX_BYTES
+    place = f"{path.name}.data"
+    onnx.save_model(model, path, save_as_external_data=is_large, location=place)
     onnx.checker.check_model(path)
 
 

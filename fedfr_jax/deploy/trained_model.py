@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fedfr_jax.models.external_checkpoints import convert_variables, detect_mode
 from fedfr_jax.models.saved_model import load_weights, named_arrays
 from fedfr_jax.models.weights import Weights
 from fedfr_jax.schema import naming
-from fedfr_jax.types import Model, Preprocessing, PyTree
+from fedfr_jax.types import InputShape, Model, Preprocessing, PyTree, is_image
 
 FEATURES = {"output": "features"}  # metadata of models that embed by their features
 ORIGIN = ("method", "client")  # metadata that exported files keep
@@ -37,7 +37,7 @@ class TrainedModel(NamedTuple):
     # (variables, images [B, H, W, C] as in training) -> [B, D], compiled when called
     apply: Callable
     variables: PyTree  # in host memory
-    input_shape: tuple[int, ...]  # (H, W, C)
+    input_shape: InputShape  # (H, W, C) of images
     # The config's section `model`; None for a model with a client's personal layers.
     model: Mapping[str, Any] | None = None
     # ROC of the run's evaluation; None without one
@@ -51,6 +51,13 @@ class TrainedModel(NamedTuple):
         """Preprocessing of images: as recorded, else the default."""
         return self.recorded or Preprocessing()
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of a model of images."""
+        if not is_image(self.input_shape):
+            raise ValueError(f"this needs a model of images, got {self.input_shape}.")
+        return self.input_shape
+
     def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
         """Embed images: [n, D] float32, as compared in the run's evaluation.
 
@@ -58,16 +65,12 @@ class TrainedModel(NamedTuple):
           images: uint8 [n, H, W, C], resized and aligned like the training images, see
             `deploy.face_images`; or float32 [n, D] for a model of vectors.
         """
-        if isinstance(self.input_shape, Mapping):
-            raise ValueError(
-                "embed needs a model of images or vectors, this one takes "
-                f"{self.input_shape}. Call its apply(variables, inputs)."
-            )
-        dtype = np.dtype(np.uint8 if len(self.input_shape) == 3 else np.float32)
+        dtype = np.dtype(np.uint8 if is_image(self.input_shape) else np.float32)
         if images.dtype != dtype or images.shape[1:] != self.input_shape:
+            expected = ", ".join(map(str, self.input_shape))
             raise ValueError(
-                f"images must be {dtype} [n, {', '.join(map(str, self.input_shape))}], "
-                f"got {images.dtype} {images.shape}."
+                f"images must be {dtype} [n, {expected}], got {images.dtype} "
+                f"{images.shape}."
             )
         preprocessing, embeddings = self.preprocessing, []
         embed = sum_views(functools.partial(self.apply, self.variables), preprocessing)
@@ -123,7 +126,7 @@ def build_trained_model(
     weights: Weights,
     path: str | os.PathLike,
     model: Mapping | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: InputShape | None = None,
 ) -> TrainedModel:
     """Build the model of weights, which are from `path`.
 
@@ -135,16 +138,16 @@ def build_trained_model(
         if model is None or input_shape is None:
             detected, detected_shape = detect_model(weights)
             model, input_shape = model or detected, input_shape or detected_shape
-        is_tree = isinstance(input_shape, Mapping)
-        shape = input_shape if is_tree else tuple(input_shape)
+        shape: InputShape = input_shape
+        if not isinstance(shape, Mapping):
+            shape = tuple(shape)
+        num_channels = 1 if isinstance(shape, Mapping) else shape[-1]
         variables = convert_variables(weights, model, shape)
         is_of_features = FEATURES.items() <= weights.about.items()
         apply = compile_embedding(
             build_model(deployment_config(model), shape), is_of_features
         )
-        recorded = preprocessing_from_metadata(
-            weights.about, 1 if is_tree else shape[-1]
-        )
+        recorded = preprocessing_from_metadata(weights.about, num_channels)
     about = {k: weights.about[k] for k in ORIGIN if k in weights.about}
     return TrainedModel(
         apply=apply,
@@ -160,11 +163,13 @@ def build_trained_model(
 
 def compile_embedding(model: Model, is_of_features: bool) -> Callable:
     """Compile (variables, images) -> embeddings as in evaluation."""
-    if is_of_features:
-        return jax.jit(
-            lambda variables, x: model.apply_with_features(variables, x, False)[1]
-        )
-    return jax.jit(lambda variables, images: model.apply(variables, images)[0])
+
+    def embed(variables, images):
+        if is_of_features and model.apply_with_features:
+            return model.apply_with_features(variables, images, False)[1]
+        return model.apply(variables, images)[0]
+
+    return jax.jit(embed)
 
 
 def deployment_config(model: Mapping) -> dict:

@@ -28,7 +28,7 @@ from fedfr_jax.models.weights import Weights
 from fedfr_jax.ranges import Count
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
 from fedfr_jax.schema import broken_rule, check_choice, has_kind, with_tuples
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import InputShape, PyTree
 
 Arrays = Mapping[str, np.ndarray]
 Side = Annotated[int, Interval(ge=1, le=2**13)]
@@ -71,7 +71,7 @@ IR_TOPS = {
 
 
 def convert_variables(
-    weights: Weights, model: Mapping[str, Any], input_shape: Sequence[int]
+    weights: Weights, model: Mapping[str, Any], input_shape: InputShape
 ) -> PyTree:
     """Convert loaded weights to the variables of the config's `model`.
 
@@ -92,7 +92,7 @@ def convert_variables(
 
 
 def from_torch(
-    model_name: str, state_dict: Arrays, input_shape: Sequence[int], **settings
+    model_name: str, state_dict: Arrays, input_shape: InputShape, **settings
 ) -> PyTree:
     """Convert a PyTorch state dict to a model's variables.
 
@@ -129,7 +129,7 @@ def fill_resnet(variables: PyTree, state_dict: Arrays) -> PyTree:
 
 
 def to_torch(
-    model_name: str, variables: PyTree, input_shape: Sequence[int], **settings
+    model_name: str, variables: PyTree, input_shape: InputShape, **settings
 ) -> dict[str, np.ndarray]:
     """PyTorch state dict of a model's variables; the inverse of `from_torch`."""
     _, head = _template(model_name, input_shape, settings)

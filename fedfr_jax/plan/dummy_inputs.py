@@ -73,20 +73,19 @@ FILES = ("pairs", "identification", "templates", "representation")
 WEIGHTS = ("init", "weights")
 
 
-def without_files(settings: Mapping, say=print) -> dict:
+def without_files(settings: Mapping) -> dict:
     """Replace what needs files in a config's sections, for a task to build.
 
-    Args:
-      say: prints a line about each replacement.
+    A line is printed about each replacement.
     """
     partition = dict(settings["partition"])
     partition.pop("max_examples", None)  # its replacement may have more images
     if public := partition.get("public"):
         partition["public"] = {**public}
         if "source" in public:
-            source = dummy_images(public["source"], {}, say)
+            source = dummy_images(public["source"], {})
             partition["public"]["source"] = {"name": "source_object", "source": source}
-    source = dummy_images(settings["data"], partition, say)
+    source = dummy_images(settings["data"], partition)
     federation = settings["federation"]
     # A stream reads nothing until it is used.
     if federation.get("data_placement", AUTO) in (AUTO, "device"):
@@ -94,7 +93,7 @@ def without_files(settings: Mapping, say=print) -> dict:
 
     def without_weights(section):
         section = drop(section, WEIGHTS)
-        return with_dummy_teachers(section, settings["model"], say)
+        return with_dummy_teachers(section, settings["model"])
 
     return {
         **settings,
@@ -113,8 +112,13 @@ def drop(section: Mapping, keys: Collection[str]) -> dict:
     return {k: v for k, v in section.items() if k not in keys}
 
 
-def with_dummy_teachers(section: Mapping, student: Mapping, say) -> Mapping:
-    """Replace the teacher of a method, or of `pretrain`, by one without weights."""
+def with_dummy_teachers(section: Mapping, student: Mapping) -> Mapping:
+    """Replace the teacher of a method, or of `pretrain`, by one without weights.
+
+    A teacher whose network only its run knows is like the student.
+    """
+    if not isinstance(section, Mapping):
+        return section
     distill = section.get("distill")
     if not isinstance(distill, Mapping):
         return section
@@ -122,8 +126,6 @@ def with_dummy_teachers(section: Mapping, student: Mapping, say) -> Mapping:
     if distill.get("cache") is not None:
         distill = {**distill, "cache": DummyTeacher(), "teacher": None}
     elif isinstance(teacher := distill.get("teacher"), Mapping):
-        if not teacher.get("model"):
-            say("distill.teacher.model is not set: the student is used instead.")
         network = plain(teacher.get("model") or drop(student, WEIGHTS))
         distill["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
     return {**section, "distill": distill}
@@ -138,16 +140,16 @@ def plain(model: Mapping) -> dict:
     return dict(model)
 
 
-def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
+def dummy_images(data: Mapping, partition: Mapping) -> Source:
     """Open the section's source with all images and masks 0."""
     if data.get("name") == "concat" and not is_there(data):
         sources = data["sources"].items()
-        sources = {k: dummy_images(x, partition, say) for k, x in sources}
+        sources = {k: dummy_images(x, partition) for k, x in sources}
         return _replace_images(concat_sources(sources))
     if is_there(data):
         return _replace_images(open_source(**data))
     source = fake_source(data, partition)
-    say(
+    print(
         f"{_location(data)} is not there: {len(source.labels):,} made-up images of "
         f"{len(source.names):,} classes are used instead."
     )

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from scipy import optimize
+
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import GIB, Device, Requirements
 from fedfr_jax.plan.federated import federated_needs
@@ -15,7 +17,7 @@ from fedfr_jax.types import (
     FederatedTrainer,
 )
 
-TRIES, NEAR = 8, 0.02
+NEAR = 0.02  # relative error of the largest sizes
 
 
 def max_that_fits(
@@ -27,47 +29,32 @@ def max_that_fits(
       memory_of: number -> bytes, increasing and about convex, as a maximum of several
         needs is; each call traces a program.
       now: a number; its memory and that of its double give the first slope.
-      unit: of the answer; if memory increases in steps, the length of a step.
+      unit: of the answer.
       room: bytes.
     """
-    low, low_memory = now, memory_of(now)
-    if low_memory > room:
-        low, low_memory = unit, memory_of(unit)
-        if low >= now or low_memory > room:
-            return 0
-    end = -(-low // unit) * unit
-    if end > low and (high_memory := memory_of(end)) <= room:
-        low, low_memory = end, high_memory
-    double = memory_of(2 * low)
-    slope = (double - low_memory) / low
+
+    @functools.cache
+    def excess_of(units: int) -> float:
+        return memory_of(units * unit) - room
+
+    low = max(now // unit, 1)
+    if excess_of(low) > 0:
+        low = 1
+    if excess_of(low) > 0:
+        return 0
+    slope = (excess_of(2 * low) - excess_of(low)) / low
     if slope <= 0:
-        return low
+        return low * unit
     # The slope at the start is too small, so this is too many, or just fits.
-    high = _down(low + (room - low_memory) / slope, unit)
-    high_memory = memory_of(high) if high > low else low_memory
-    is_above = False  # whether a chord ended just above the room, on a step
-    for _ in range(TRIES):
-        if high_memory <= room:
-            return max(high, low)
-        # A chord lies above the curve: where it fits, the curve does.
-        share = (room - low_memory) / (high_memory - low_memory)
-        middle = max(_down(low + share * (high - low), unit), low)
-        if is_above or middle - low < NEAR * low:
-            near = (1 - NEAR) * high if is_above else low
-            middle = _down(max((low + high) / 2, near), unit)
-        if middle <= low or high - low < NEAR * low:
-            break
-        memory = memory_of(middle)
-        is_above = memory > room
-        if is_above:
-            high, high_memory = middle, memory
-        else:
-            low, low_memory = middle, memory
-    return low
-
-
-def _down(number: float, unit: int) -> int:
-    return int(number // unit) * unit
+    units = math.floor(low - excess_of(low) / slope)
+    if excess_of(units) > 0:
+        found = optimize.root_scalar(
+            lambda x: excess_of(round(x)), bracket=(low, units), xtol=0.5, rtol=NEAR / 2
+        )
+        units = round(found.root)
+    while excess_of(units) > 0:
+        units = math.floor(units * (1 - NEAR / 2))
+    return units * unit
 
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.data_placement

@@ -43,7 +43,8 @@ dnn_version_info { major: 9 minor: 10 }
 runtime_version { major: 12 minor: 9 }
 device_description_str: "NVIDIA H200"
 """
-GRID = r"[1-9]\d*(x[1-9]\d*)*(:[1-9]\d*)?"
+NUMBER, EVEN = r"[1-9]\d*", r"([2468]|[1-9]\d*[02468])"
+PLANE, SLICES = f"{EVEN}x{EVEN}", f"(:{NUMBER})?"
 COMMON = {"JAX_PLATFORMS": "cpu"}
 
 
@@ -54,7 +55,7 @@ class Kind(NamedTuple):
     memory: int  # bytes, by its data sheet
     extra: str  # of the package jax, with the compiler
     environment: Mapping[str, str]  # set before JAX is imported
-    axes: int  # numbers of a grid
+    grid: str  # pattern
     target: str = ""  # text proto of a GPU
 
     @property
@@ -75,35 +76,22 @@ NO_TPU = {
 # Timing kernels needs a GPU.
 NO_GPU = {**COMMON, "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 KINDS = {
-    "v5e": Kind("tpu", 16 * 10**9, "tpu", NO_TPU, 2),
-    "v5p": Kind("tpu", 95 * 10**9, "tpu", NO_TPU, 3),
-    "v6e": Kind("tpu", 32 * 10**9, "tpu", NO_TPU, 2),
-    "h200": Kind("cuda", 141 * 10**9, "cuda12", NO_GPU, 3, H200),
+    "v5e": Kind("tpu", 16 * 10**9, "tpu", NO_TPU, PLANE + SLICES),
+    "v5p": Kind("tpu", 95 * 10**9, "tpu", NO_TPU, f"{PLANE}x{NUMBER}{SLICES}"),
+    "v6e": Kind("tpu", 32 * 10**9, "tpu", NO_TPU, PLANE + SLICES),
+    "h200": Kind("cuda", 141 * 10**9, "cuda12", NO_GPU, "x".join([NUMBER] * 3), H200),
 }
 
 
 def device_kind(name: str) -> Kind:
     """Parse the kind of device from a name such as v5p:4x4x8."""
     kind, _, grid = name.partition(":")
-    if kind not in KINDS or not re.fullmatch(GRID, grid):
-        kinds = ", ".join(KINDS)
+    if kind not in KINDS or not re.fullmatch(KINDS[kind].grid, grid):
         raise ValueError(
-            f"--device must be one of {kinds} and its grid, such as v5p:4x4x8, "
-            f"v5e:16x16:2 (two slices) or h200:1x1x8, got {name!r}."
-        )
-    if ":" in grid and KINDS[kind].platform != "tpu":
-        raise ValueError(
-            f"--device must have slices of TPUs only, got {name!r}: for GPUs the first "
-            "number of the grid is the number of slices."
-        )
-    axes = [int(x) for x in grid.partition(":")[0].split("x")]
-    is_tpu = KINDS[kind].platform == "tpu"
-    if len(axes) != KINDS[kind].axes or (is_tpu and any(x % 2 for x in axes[:2])):
-        even = ", the first two even, as a host has 2x2 chips" if is_tpu else ""
-        raise ValueError(
-            f"--device={kind} must have a grid of {KINDS[kind].axes} numbers{even}, "
-            f"got {name!r}. Use an existing one, such as v5e:4x4, v5p:4x4x8 or "
-            "h200:1x1x8."
+            f"--device must be one of {', '.join(KINDS)} and its grid, such as "
+            "v5p:4x4x8, v5e:16x16:2 (two slices) or h200:1x1x8, got "
+            f"{name!r}. The first two numbers of TPUs are even, as a host has 2x2 "
+            "chips; those of GPUs are slices, hosts of a slice and GPUs of a host."
         )
     return KINDS[kind]
 

@@ -33,6 +33,40 @@ def get_config():
 '''
 
 
+SMALL = '''"""A small classifier."""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.task = "classification"
+    for name, section in SECTIONS.items():
+        config[name] = section
+    return config.lock()
+'''
+
+
+def write_config(folder, federation=(), **sections):
+    """Write the config of a logistic regression of five classes of noise: its path."""
+    rng = np.random.default_rng(0)
+    centers = rng.uniform(60, 190, size=(5, 1, 4, 4, 1))
+    images = centers + rng.normal(scale=40, size=(5, 12, 4, 4, 1))
+    images = images.clip(0, 255).astype(np.uint8).reshape(-1, 4, 4, 1)
+    np.savez(folder / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
+    rounds = {"rounds": 2, "local_epochs": 1, "batch_size": 8, "evaluate_every": 1}
+    usual = {
+        "data": {"name": "arrays", "path": str(folder / "set.npz")},
+        "partition": {"name": "iid", "num_clients": 3, "seed": 0},
+        "model": {"name": "logistic"},
+        "federation": {**rounds, "flip_probability": 0.0, **dict(federation)},
+        "methods": {"fedavg": {"learning_rate": 0.05}},
+    }
+    text = SMALL.replace("SECTIONS", repr({**usual, **sections}))
+    (folder / "tiny.py").write_text(text)
+    return folder / "tiny.py"
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""

@@ -8,25 +8,9 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.cli.main import main
+from tests.cli.conftest import write_config
 
 pytestmark = pytest.mark.ci
-
-CONFIG = '''"""Twelve noisy images of each of three classes on two clients."""
-
-from fedfr_jax.configs import base
-
-
-def get_config():
-    config = base.get_config()
-    config.task = "classification"
-    config.data = {"name": "folder", "path": "PATH", "image_size": 4}
-    config.partition = {"name": "iid", "num_clients": 2}
-    config.model = {"name": "logistic"}
-    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8,
-    "flip_probability": 0.0}
-    config.methods = {"fedavg": {"learning_rate": 0.05}}
-    return config.lock()
-'''
 
 
 def picture(path, seed):
@@ -42,7 +26,9 @@ def trained(tmp_path_factory):
         (root / "set" / who).mkdir(parents=True)
         for number in range(12):
             picture(root / "set" / who / f"{number}.bmp", [ord(who), number])
-    (root / "tiny.py").write_text(CONFIG.replace("PATH", str(root / "set")))
+    data = {"name": "folder", "path": str(root / "set"), "image_size": 4}
+    partition = {"name": "iid", "num_clients": 2}
+    write_config(root, {"rounds": 1}, data=data, partition=partition)
     assert main(["train", f"--config={root}/tiny.py", f"--workdir={root}/run"]) == 0
     return root
 

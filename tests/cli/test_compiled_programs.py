@@ -1,24 +1,19 @@
 """Programs that a plan has compiled are not compiled again, or refused."""
 
 import jax
-import numpy as np
 import pytest
 
 from fedfr_jax import manifest
 from fedfr_jax.cli import aot_compile, flags
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.compiled_programs import STAMP
-from tests.cli.test_more_rounds import CONFIG
+from tests.cli.conftest import write_config
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Flag of a tiny config."""
-    folder = tmp_path_factory.mktemp("config")
-    images = np.random.default_rng(0).integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
-    np.savez(folder / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
-    (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(folder / "set.npz")))
-    return f"--config={folder / 'tiny.py'}"
+    return f"--config={write_config(tmp_path_factory.mktemp('config'))}"
 
 
 @pytest.fixture(scope="module")

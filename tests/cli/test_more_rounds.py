@@ -13,45 +13,9 @@ from fedfr_jax.runs.checkpoint import read_ledger
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
+from tests.cli.conftest import write_config
 
 pytestmark = pytest.mark.ci
-
-CONFIG = '''"""Noise of five classes on three clients, who keep control variates."""
-
-from fedfr_jax.configs import base
-
-
-def get_config():
-    config = base.get_config()
-    config.task = "classification"
-    config.data = {"name": "arrays", "path": "PATH"}
-    config.partition = {"name": "iid", "num_clients": 3, "seed": 0}
-    config.model = {"name": "logistic"}
-    config.federation = {"rounds": 6, "local_epochs": 1, "batch_size": 8,
-    "flip_probability": 0.0}
-    config.federation.cohort_size = 2
-    config.federation.evaluate_every = 1
-    config.methods = {"scaffold": {"algorithm": "scaffold", "learning_rate": 0.05}}
-    config.methods.scaffold.decay_rounds = (1, 4)
-    return config.lock()
-'''
-
-
-PRIVATE = CONFIG.replace(
-    """{"scaffold": {"algorithm": "scaffold", "learning_rate": 0.05}}
-    config.methods.scaffold.decay_rounds = (1, 4)
-""",
-    """{"row": {"learning_rate": 0.05, "privacy": {
-    "clip_norm": 0.5, "delta": 0.01, "epsilon": 8.0, "noise_multiplier": NOISE}}}
-""",
-).replace("2\n    config.fed", "0\n    config.fed")
-
-
-def write_set(folder):
-    rng = np.random.default_rng(0)
-    images = rng.integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
-    np.savez(folder / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
-    return str(folder / "set.npz")
 
 
 def train(*words):
@@ -70,8 +34,9 @@ def trained(folder):
 
 
 def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsys):
-    (tmp_path / "tiny.py").write_text(CONFIG.replace("PATH", write_set(tmp_path)))
-    config = f"--config={tmp_path / 'tiny.py'}"
+    method = {"algorithm": "scaffold", "learning_rate": 0.05, "decay_rounds": (1, 4)}
+    rounds, methods = {"rounds": 6, "cohort_size": 2}, {"scaffold": method}
+    config = f"--config={write_config(tmp_path, rounds, methods=methods)}"
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     train(config, f"--workdir={whole}")
     for rounds in (2, 6):
@@ -94,13 +59,13 @@ def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsy
     assert main(["evaluate", f"--workdir={longer}"]) == 0
 
 
-def private_run(tmp_path, noise):
+def private_run(tmp_path, **noise):
     """(words of `fedfr train`, the run's folder) of a private method."""
-    text = PRIVATE.replace("PATH", write_set(tmp_path)).replace("NOISE", noise)
-    text = text.replace(', "noise_multiplier": None', "")
-    (tmp_path / "tiny.py").write_text(text)
+    privacy = {"clip_norm": 0.5, "delta": 0.01, "epsilon": 8.0, **noise}
+    methods = {"row": {"learning_rate": 0.05, "privacy": privacy}}
+    path = write_config(tmp_path, methods=methods)
     folder = tmp_path / "run"
-    return [f"--config={tmp_path / 'tiny.py'}", f"--workdir={folder}"], folder
+    return [f"--config={path}", f"--workdir={folder}"], folder
 
 
 def spent(folder):
@@ -113,7 +78,7 @@ def spent(folder):
 
 def test_more_private_rounds_than_the_budget_has_left_are_refused(tmp_path, capsys):
     """Their noise is calibrated anew, to as much as six rounds from the start need."""
-    words, folder = private_run(tmp_path, "None")
+    words, folder = private_run(tmp_path)
     train(*words, "--config.federation.rounds=3")
     before = spent(folder)
     assert 7.9 < before[1] == before[0][-1] <= 8
@@ -127,7 +92,7 @@ def test_more_private_rounds_than_the_budget_has_left_are_refused(tmp_path, caps
 
 
 def test_more_private_rounds_with_budget_are_those_of_as_many(tmp_path, capsys):
-    words, folder = private_run(tmp_path, "4.0")
+    words, folder = private_run(tmp_path, noise_multiplier=4.0)
     for rounds in (2, 4):
         train(*words, f"--config.federation.rounds={rounds}")
     of_rounds, last = spent(folder)

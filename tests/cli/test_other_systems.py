@@ -6,24 +6,10 @@ import pathlib
 import pytest
 
 from fedfr_jax.cli.main import main
+from tests.cli.conftest import write_config
 
 LINUX = "sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate memfd_create"
 LINUX += " fdatasync eventfd pidfd_open splice copy_file_range getrandom"
-CONFIG = """
-from fedfr_jax.configs import base
-
-
-def get_config():
-    config = base.get_config()
-    config.task = "classification"
-    config.data = {"name": "synthetic", "alpha": 1.0, "beta": 1.0}
-    config.partition = {"name": "iid", "num_clients": 3}
-    config.model = {"name": "logistic"}
-    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
-    config.federation.flip_probability = 0.0
-    config.methods = {"fedavg": {"learning_rate": 0.01}}
-    return config.lock()
-"""
 
 
 @pytest.fixture
@@ -39,8 +25,8 @@ def macos(monkeypatch):
 
 
 def test_a_run_calls_nothing_that_linux_alone_has(tmp_path, macos, capsys):
-    config = tmp_path / "tiny.py"
-    config.write_text(CONFIG)
+    data = {"name": "synthetic", "alpha": 1.0, "beta": 1.0}
+    config = write_config(tmp_path, {"rounds": 1, "batch_size": 64}, data=data)
     workdir = tmp_path / "run"
     words = [f"--config={config}", f"--workdir={workdir}", "--sinks=csv", "--quiet"]
     assert main(["train", *words]) == 0

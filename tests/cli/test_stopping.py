@@ -94,7 +94,7 @@ def test_a_sigterm_leaves_time_to_end_a_round(seconds, longer, sent, said, code)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [[], ["launch", "--port=18482"]])
+@pytest.mark.parametrize("launcher", [[], ["launch"]])
 def test_a_preempted_run_saves_its_round(launcher, tmp_path):
     words = ["train", "--config=smoke", f"--workdir={tmp_path}", "--quiet"]
     words += ["--config.federation.rounds=50000", "--sinks=csv"]

@@ -82,17 +82,15 @@ def test_every_kind_of_network_computes_the_same(tmp_path, name):
     evaluate = lambda x: model.apply(variables, x)[0]
     found, wanted, kinds = run(tmp_path, evaluate)
     assert_close(found, wanted)
-    if name == "resnet":  # every batch normalization follows a convolution
-        assert {*kinds} == {"Conv", "Max", "Add", "ReduceSum", "Mul", "Gemm"}
+    if name == "resnet":  # a batch normalization is a factor and a summand
+        assert {*kinds} == {"Conv", "Max", "Add", "ReduceSum", "Mul", "MatMul"}
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_an_iresnet_has_only_its_first_normalizations_left(tmp_path, head):
+def test_every_head_of_an_iresnet_computes_the_same(tmp_path, head):
     model, variables = network("iresnet", head=head, **({} if head == "E" else ONE))
-    found, wanted, kinds = run(tmp_path, lambda x: model.apply(variables, x)[0])
+    found, wanted, _ = run(tmp_path, lambda x: model.apply(variables, x)[0])
     assert_close(found, wanted)
-    if head == "E":  # one before each block, and the head's
-        assert kinds.count("Conv") == 1 + 5 * 2 + 2 and kinds.count("Mul") == 6
 
 
 def test_operations_of_other_networks(tmp_path):

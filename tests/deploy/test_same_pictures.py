@@ -5,9 +5,7 @@ import pytest
 from PIL import Image
 
 import fedfr_jax as ff
-from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
-from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.deploy.face_images import read_images
 from fedfr_jax.evaluation.retrieval import (
     IdentityLabels,
@@ -19,7 +17,7 @@ from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 from fedfr_jax.types import Preprocessing
-from tests.deploy.conftest import play, settings
+from tests.deploy.conftest import play
 
 pytestmark = pytest.mark.ci
 
@@ -107,35 +105,3 @@ def test_a_person_is_found_by_embeddings_as_the_run_evaluates_it(reid):
     assert got == pytest.approx(wanted, abs=1e-6) and 0.1 < got["mAP"] < 0.99
     without = network._replace(recorded=None)
     assert retrieval(path, *parts, without, None)["mAP"] != pytest.approx(got["mAP"])
-
-
-def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
-    """Stretched in training; weights, commands and arrays agree, whatever the door."""
-    for person in range(13):
-        for i in range(6):
-            file = tmp_path / "people" / f"p{person:02}" / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            picture(person, i, (140, 180)).save(file)
-    data = {"name": "folder", "path": str(tmp_path / "people"), "image_size": 12}
-    play(settings("", data=data, methods={}), tmp_path / "run")
-    weights, features = tmp_path / "x.safetensors", tmp_path / "x.npz"
-    run = f"--weights={tmp_path / 'run'}"
-    assert main(["export", run, f"--output={weights}"]) == 0
-    assert (
-        main(["embed", f"--weights={weights}", f"--output={features}", data["path"]])
-        == 0
-    )
-    network, source = (
-        ff.load_model(tmp_path / "run"),
-        folder(data["path"], image_size=12),
-    )
-    trained = network.embed(source.read(np.arange(78)))
-    used = np.load(features)["features"]
-    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
-    cosine = (unit(trained) * unit(used)).sum(axis=1)
-    np.testing.assert_allclose(cosine, 1, atol=1e-5)
-    again = ff.load_model(weights)
-    assert again.recorded == network.recorded == Preprocessing("stretch")
-    cut = read_images([data["path"]], again.input_shape)  # as without a record
-    other = (unit(trained) * unit(again.embed(cut.read(np.arange(78))))).sum(axis=1)
-    assert other.min() < 0.99

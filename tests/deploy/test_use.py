@@ -22,7 +22,6 @@ from fedfr_jax.deploy.gallery import (
     Gallery,
     enroll_features,
     enroll_images,
-    faiss_search,
     read_gallery,
     search,
     unit_length,
@@ -212,15 +211,6 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         assert says in error and error.count("\n") == 2, (words, error)
 
 
-@pytest.fixture(params=["installed", "stand-in"])
-def faiss(request, monkeypatch):
-    """FAISS is there, or what stands for it."""
-    if request.param == "installed":
-        pytest.importorskip("faiss", reason="faiss-cpu is not installed")
-    else:
-        monkeypatch.setitem(sys.modules, "faiss", FAISS)
-
-
 def crowd():
     """A gallery of 50 people, and 7 probes of any length."""
     rng = np.random.default_rng(0)
@@ -282,16 +272,6 @@ def test_search_is_exact(monkeypatch):
     wanted = unit_length(probes) @ gallery.features.T
     np.testing.assert_array_equal(places, np.argsort(-wanted, axis=1)[:, :3])
     np.testing.assert_allclose(cosines, np.sort(wanted)[:, :-4:-1], rtol=1e-6)
-
-
-@pytest.mark.usefixtures("faiss")
-def test_faiss_finds_whom_blocks_find():
-    gallery, probes = crowd()
-    for most in (1, 3, 60):
-        places, cosines = faiss_search()(gallery, probes, most)
-        wanted = search(gallery, probes, most)
-        np.testing.assert_array_equal(places, wanted[0])
-        np.testing.assert_allclose(cosines, wanted[1], atol=1e-6)
 
 
 def spot_face(path, points):

@@ -1,11 +1,8 @@
 """A plan of a config: memory as the compiler has it, and nothing read."""
 
 import json
-import os
 import pathlib
 import runpy
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -13,7 +10,6 @@ from PIL import Image
 
 from fedfr_jax import mesh
 from fedfr_jax.cli.main import main
-from fedfr_jax.cli.plan import print_plan as plan
 from fedfr_jax.config.build import sections
 from fedfr_jax.configs import base
 from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
@@ -25,7 +21,6 @@ from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import CentralTrainer
-from tests.compiler_flags import COMPILE_FAST
 from tests.tasks.test_privacy import config_of
 
 pytestmark = pytest.mark.ci
@@ -71,13 +66,13 @@ def faces(pretrain=None, **methods):
 
 
 def experiment_of(config):
-    settings = without_files(sections(config), say=lambda text: None)
+    settings = without_files(sections(config))
     return TASKS[settings["task"]](settings)
 
 
 def lowered(config, name):
     """A stage's program, its examples on the devices."""
-    blind = without_files(sections(config), say=lambda text: None)
+    blind = without_files(sections(config))
     table = {**blind["federation"], "data_placement": "device"}
     with mesh.use_described(jax.devices(), memory=10**12):
         experiment = TASKS["faces"]({**blind, "federation": table})
@@ -96,15 +91,7 @@ ZERO3 = {
     "name, config",
     [
         pytest.param(
-            *("pretrained", faces({"sharding": (("kernel", "zero1"),)})),
-            id="zero1",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             "pretrained", faces({**ZERO3, "gradient_accumulation_steps": 2}), id="zero3"
-        ),
-        pytest.param(
-            "fedavg", faces(fedavg=FEDAVG), id="fedavg", marks=pytest.mark.slow
         ),
         pytest.param("fedfr", faces(fedfr=FEDFR), id="fedfr"),
     ],
@@ -191,36 +178,23 @@ def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
     assert stairs(found) <= 1.082e9 < stairs(found * 51 // 50)
 
 
-@pytest.mark.parametrize(
-    "name, gigabytes, number, unit",
-    [
-        ("fedavg", 0.02, "lanes", 1),
-        pytest.param("fedavg", 0.05, "batch_size", 2, marks=pytest.mark.slow),
-        # Two images on each of eight devices.
-        pytest.param("pretrained", 0.2, "batch_size", 16, marks=pytest.mark.slow),
-    ],
-)
-def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit):
+def test_as_many_lanes_fit_as_are_reported():
     config = faces(fedavg=FEDAVG)
     many = {"num_clients": 400, "client_images": (2000, 3000), "num_public_ids": 4000}
     config["partition"] = {**config["partition"], **many, "ids_per_client": 1}
     config["model"] = SMALL
     experiment = experiment_of(config)
-    device = DEVICES["v100"]._replace(memory=gigabytes * 1e9)
+    device = DEVICES["v100"]._replace(memory=2e7)
     few = experiment.federation._replace(stream_buffer_gib=0)
     experiment = experiment._replace(federation=few)
-    planned = plan_stage(experiment, name, device, table="stream")
+    most = plan_stage(experiment, "fedavg", device, table="stream").fits["lanes"]
 
     def memory(count):
-        if number == "lanes":
-            lanes = few._replace(clients_per_device=count)
-            return needs_function(experiment._replace(federation=lanes), name)().memory
-        return needs_function(experiment, name)(**{number: count}).memory
+        lanes = few._replace(clients_per_device=count)
+        return needs_function(experiment._replace(federation=lanes), "fedavg")().memory
 
-    most = planned.fits[number]
-    assert 2 * unit < most and memory(most) <= device.capacity
-    more = max(most // 20 // unit, 1) * unit
-    assert memory(most + more) > device.capacity
+    assert 2 < most and memory(most) <= device.capacity
+    assert memory(most + max(most // 20, 1)) > device.capacity
 
 
 def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
@@ -283,22 +257,6 @@ def test_devices_that_share_a_client_share_its_operations():
     assert shared.parameters == alone.parameters
 
 
-@pytest.mark.slow
-def test_a_plan_is_for_other_devices_than_this_machines():
-    """A source may draw images with JAX, which then begins."""
-    words = ["plan", "--config=demo", "--methods=pretrained", "--num_devices=4"]
-    few = {"data.num_identities": 24, "data.images_per_identity": 4}
-    few |= {"partition.num_clients": 2, "partition.ids_per_client": 4}
-    few |= {"partition.num_public_ids": 10, "partition.num_unseen_ids": 6}
-    few |= {"pretrain.batch_size": 8, "data.image_size": 28}
-    few |= {"model.blocks": (0,), "model.widths": (4,)}
-    words += [f"--config.{key}={value}" for key, value in few.items()]
-    command = [sys.executable, "-m", "fedfr_jax", *words]
-    others = {**os.environ, "XLA_FLAGS": COMPILE_FAST}
-    done = subprocess.run(command, env=others, capture_output=True, text=True)
-    assert "4 x NVIDIA H200" in done.stdout, done.stderr
-
-
 @pytest.fixture
 def nothing_read(monkeypatch, tmp_path):
     """No data, and an error where an image is decoded."""
@@ -333,23 +291,18 @@ def test_every_config_is_planned_without_an_image(path, nothing_read):
     assert 0 < needs.utilization(DEVICES["h200"]) < 0.5
 
 
-@pytest.mark.parametrize(
-    "depth, published", [(50, 5552), pytest.param(100, 3407, marks=pytest.mark.slow)]
-)
 def test_the_published_rates_of_eight_v100_are_met_within_a_quarter(
-    nothing_read, monkeypatch, depth, published
+    nothing_read, monkeypatch
 ):
-    """arcface_torch's logs of IResNets, 93 thousand classes, 128 images a device."""
+    """arcface_torch of an IResNet-50, 93 thousand classes, 128 images a device."""
     name = "ms1m-retinaface-t1"
     few = SIZES[name]._replace(images=8 * SIZES[name].classes)
     monkeypatch.setitem(SIZES, name, few)
     path = ROOT / "configs" / "bigface" / "r50_93k.py"
     config = runpy.run_path(str(path))["get_config"]()
-    with config.unlocked():
-        config.model.depth = depth
     needs = needs_function(experiment_of(config), "pretrained")()
     rate = needs.images / needs.seconds(DEVICES["v100"])
-    assert rate == pytest.approx(published, rel=0.25)
+    assert rate == pytest.approx(5552, rel=0.25)
 
 
 def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
@@ -373,23 +326,6 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     assert "--methods must be one of ['fedavg', 'pretrained'], got 'nosuch'" in says
     assert main([*words[:2], "--num_devices=3"]) == 2
     assert "--num_devices=3 cannot change the 8 that JAX" in capsys.readouterr().err
-
-
-def test_a_plan_refuses_what_a_run_would(nothing_read):
-    for section, key, value, message in (
-        ("evaluation", "far", 0.1, "config.evaluation must have keys of"),
-        ("partition", "num_unseen_ids", 0, "num_unseen_ids must be at least 2"),
-        (
-            "federation",
-            "data_placement",
-            "disk",
-            "config.federation.data_placement must be one of",
-        ),
-    ):
-        config = faces(fedavg=FEDAVG)
-        config[section] = {**config[section], key: value}
-        with pytest.raises(ValueError, match=message):
-            plan(config, devices=len(jax.devices()))
 
 
 def test_a_set_of_unknown_size_that_is_not_there_is_named():

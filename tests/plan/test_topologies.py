@@ -31,17 +31,15 @@ def test_devices_of_a_slice_stand_side_by_side(monkeypatch):
     assert list(found) == [devices[i] for i in (1, 3, 0, 2)]
 
 
-@pytest.mark.parametrize("name", ["v5e:4x4:0", "v5e:4x4:2:2", "v9:2x2"])
-def test_a_grid_that_is_none_is_refused(name):
+NO_GRIDS = ["v5e:4x4:0", "v5e:4x4:2:2", "v9:2x2", "h200:1x1x8:2", "v5e:3x5", "v5e:1x1"]
+
+
+@pytest.mark.parametrize("name", [*NO_GRIDS, "v5p:4x4", "v5p:4x4x0", "h200:8", "v5p"])
+def test_a_grid_that_no_pod_has_is_refused(name):
     with pytest.raises(ValueError, match="must be one of v5e, v5p, v6e, h200 and its"):
         device_kind(name)
-    with pytest.raises(ValueError, match="must have slices of TPUs only"):
-        device_kind("h200:1x1x8:2")
 
 
-@pytest.mark.parametrize("name", ["v5e:3x5", "v5e:1x1", "v5p:4x4", "h200:8"])
-def test_a_grid_that_no_pod_has_is_refused(name):
-    with pytest.raises(
-        ValueError, match=r"a grid of [23] numbers.*Use an existing one"
-    ):
-        device_kind(name)
+@pytest.mark.parametrize("name", ["v5e:16x16:2", "v5p:4x4x3", "v6e:2x10", "h200:1x2x8"])
+def test_a_grid_of_a_pod_is_taken(name):
+    assert device_kind(name).usable > 10**10

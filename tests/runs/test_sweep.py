@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from fedfr_jax.cli import sweep_grid
+from fedfr_jax.cli.sweep import folder_name
 from fedfr_jax.runs import sweep
 
 
@@ -59,5 +59,5 @@ def test_settings_of_the_same_last_word_are_not_pooled():
     assert next(iter(found)) == (
         "a, a.learning_rate=0.1, b.learning_rate=0.1, partition.seed=3"
     )
-    name = sweep_grid.folder_name({keys[0]: 0.1, keys[1]: 0.2}, "0a1b")
+    name = folder_name({keys[0]: 0.1, keys[1]: 0.2}, "0a1b")
     assert name == "a.learning_rate=0.1,b.learning_rate=0.2-0a1b"
