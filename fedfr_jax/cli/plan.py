@@ -54,10 +54,26 @@ def plan(
     """
     from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_flags
     from fedfr_jax.plan.report import format_programs
+    from fedfr_jax.plan.topologies import device_kind
     from fedfr_jax.plan.topologies import num_devices as count_devices
 
-    check_flags(device, num_devices, save, json, is_compiled=compile)
     kind, is_grid, _ = device.partition(":")
+    is_here = device == CPU
+    target = device_kind(device) if is_grid or (compile and not is_here) else None
+    is_saved = compile and (is_here or (target and target.platform == "tpu"))
+    if save and not is_saved:
+        raise ValueError(
+            "fedfr plan: --save needs --compile for a grid of TPUs, or cpu, got "
+            f"{device}: programs of GPUs are tuned on the device. `fedfr train` keeps "
+            "them there."
+        )
+    if is_grid and num_devices:
+        raise ValueError(
+            f"--num_devices cannot be used with a device grid, got {num_devices} and "
+            f"{device}. Remove --num_devices."
+        )
+    if json and not pathlib.Path(json).parent.is_dir():
+        raise ValueError(f"--json must be in an existing folder, got {json}.")
     result = print_plan(
         config,
         device=kind,
@@ -68,43 +84,12 @@ def plan(
     if compile:
         words = config_flags(typed[1:])
         words += [f"--save={save}"] if save else []
-        is_here = device == CPU
         compiled = compile_here(words) if is_here else compile_for(device, words)
         for name, programs in compiled.items():
             print(f"\n{format_programs(name, programs)}")
         result["compiled"] = compiled
     if json:
         pathlib.Path(json).write_text(texts.dumps(result, indent=1))
-
-
-def check_flags(
-    device: str,
-    num_devices: int | None,
-    save: str | None,
-    json: str | None,
-    *,
-    is_compiled: bool,
-) -> None:
-    """Raise ValueError for flags that cannot be used together."""
-    from fedfr_jax.plan.topologies import device_kind
-
-    is_grid = ":" in device
-    if is_grid or (is_compiled and device != CPU):
-        device_kind(device)
-    if save and not is_compiled:
-        raise ValueError("fedfr plan: --save needs --compile.")
-    if save and device != CPU and device_kind(device).platform != "tpu":
-        raise ValueError(
-            f"fedfr plan: --save needs a grid of TPUs, or cpu, got {device}: programs "
-            "of GPUs are tuned on the device. `fedfr train` keeps them there."
-        )
-    if is_grid and num_devices:
-        raise ValueError(
-            "--num_devices cannot be used with a device grid, got "
-            f"{num_devices} and {device}. Remove --num_devices."
-        )
-    if json and not pathlib.Path(json).parent.is_dir():
-        raise ValueError(f"--json must be in an existing folder, got {json}.")
 
 
 def print_plan(

@@ -1,7 +1,6 @@
 """Commands that use trained models: images, galleries, thresholds, weight files."""
 
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -55,10 +54,6 @@ class Alignment(NamedTuple):
 
     def read(self, paths: Sequence[str], model: Weights):
         """Load the model, and read the images as it takes them: (network, images)."""
-        named = {f"--{flag}": path for flag, path in self._asdict().items()}
-        for name, path in [*(("images", path) for path in paths), *named.items()]:
-            if path is not None and not os.path.exists(path):
-                raise ValueError(f"{name} must exist, got {path}, which does not.")
         network = model.load()
         from fedfr_jax.deploy.face_images import read_images
 
@@ -129,10 +124,6 @@ def convert(
       model: JSON model of the weights
       input_shape: H,W,C shape of its images
     """
-    if not os.path.exists(input):
-        raise ValueError(
-            f"--input must be a file, got {input!r}, which does not exist."
-        )
     from fedfr_jax.deploy import export
 
     print(export.convert(input, output, model=model, input_shape=input_shape, key=key))
@@ -258,11 +249,6 @@ def identify(
       top_k: K names per image
       search_backend: library that searches the gallery, exact in both
     """
-    if not os.path.exists(gallery):
-        raise ValueError(
-            f"--gallery must exist, got {gallery}, which does not. Make it with `fedfr "
-            "enroll`."
-        )
     network, read = alignment.read(images, model)
     from fedfr_jax.deploy import gallery as galleries
 

@@ -67,8 +67,8 @@ def test_programs_of_something_else_are_refused(
 
 def test_a_plan_says_what_it_cannot_save(config, capsys):
     for words, says in [
-        (["--save=a"], "--save needs --compile"),
-        (["--compile", "--save=a", "--device=h200:1x1x8"], "needs a grid of TPUs, or"),
+        (["--save=a"], "--save needs --compile for a grid of TPUs, or cpu"),
+        (["--compile", "--save=a", "--device=h200:1x1x8"], "tuned on the device"),
     ]:
         assert main(["plan", config, *words]) == 2
         assert says in capsys.readouterr().err

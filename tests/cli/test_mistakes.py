@@ -83,7 +83,7 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         (["prepare", "--config=CONFIG", "--config.data.path=nosuch.npz"], "nosuch.npz"),
         (
             ["convert", "--input=nosuch.pth", "--output=a.npz"],
-            "--input must be a file, got 'nosuch.pth', which does",
+            "nosuch.pth must be there, got no such file",
         ),
     ],
 )
