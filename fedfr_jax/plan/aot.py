@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import jax
 
-from fedfr_jax import mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.data.stream import Stream, place_examples
@@ -195,12 +194,10 @@ def compile_programs(
             raise
         return {"fits": False, "says": _used(str(error))}
     seconds = time.perf_counter() - start
-    memory, text = (
-        memory_gib(compiled.memory_analysis()),
-        hlo.parse(compiled.as_text() or ""),
-    )
+    memory = memory_gib(compiled.memory_analysis())
+    text = hlo.parse(compiled.as_text() or "")
     step = hlo.count_step(text, num_devices, max(steps_per_loop, default=1))
-    limit = mesh.memory()  # None of a CPU
+    limit = meshes.memory()  # None of a CPU
     estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
         "compile_seconds": round(seconds, 1),
