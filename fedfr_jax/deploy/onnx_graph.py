@@ -272,33 +272,16 @@ STRUCTURAL = {
 
 
 # Number by number, broadcast as NumPy does.
+SAME_NAME = "add sub mul div max min pow neg exp log tanh erf sqrt abs sign floor"
 PLAIN = {
-    "add": "Add",
+    **{name: name.capitalize() for name in f"{SAME_NAME} and or not".split()},
     "add_any": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "max": "Max",
-    "min": "Min",
-    "pow": "Pow",
-    "neg": "Neg",
-    "exp": "Exp",
-    "log": "Log",
-    "tanh": "Tanh",
     "logistic": "Sigmoid",
-    "erf": "Erf",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "sign": "Sign",
-    "floor": "Floor",
     "gt": "Greater",
     "ge": "GreaterOrEqual",
     "lt": "Less",
     "le": "LessOrEqual",
     "eq": "Equal",
-    "and": "And",
-    "or": "Or",
-    "not": "Not",
 }
 SAME = ("stop_gradient", "copy", "copy_p", "name", "optimization_barrier")
 SAME += ("sharding_constraint",)
