@@ -177,10 +177,12 @@ def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
             f"np.unique({name}, return_inverse=True)[1] for names of classes."
         )
     limit = 2**31 - 1 if num_classes is None else num_classes
-    is_class = (y >= 0) & (y < limit) & (y == np.floor(y))  # nan is none
-    if not is_class.all():
-        bad = y[is_class.argmin()]
-        raise ValueError(f"{name} must be integers in [0, {limit}), got {bad}.")
+    suspects = [y.min(), y.max()] if len(y) else []  # without memory for each label
+    if y.dtype.kind == "f":
+        suspects += [*y[y != np.floor(y)][:1]]
+    for label in suspects:
+        if not 0 <= label < limit or label != np.floor(label):
+            raise ValueError(f"{name} must be integers in [0, {limit}), got {label}.")
     return y if y.dtype == np.int32 else y.astype(np.int32)
 
 

@@ -83,7 +83,7 @@ def test_every_kind_of_network_computes_the_same(tmp_path, name):
     found, wanted, kinds = run(tmp_path, evaluate)
     assert_close(found, wanted)
     if name == "resnet":  # a batch normalization is a factor and a summand
-        assert {*kinds} == {"Conv", "Max", "Add", "ReduceSum", "Mul", "MatMul"}
+        assert kinds.count("Conv") > 4 and not {"Sub", "Sqrt"} & {*kinds}
 
 
 @pytest.mark.parametrize("head", HEADS)
