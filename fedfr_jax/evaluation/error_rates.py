@@ -68,13 +68,6 @@ def flag_unsupported(
     return {renamed.get(metric, metric): value for metric, value in metrics.items()}
 
 
-def check_rates(name: str, rates: Sequence[float]) -> None:
-    """Raise ValueError unless every rate lies in (0, 1)."""
-    for rate in rates:
-        if not 0 < rate < 1:
-            raise ValueError(f"{name} must be in (0, 1), got {rate}.")
-
-
 def _ordered_bits(scores):
     """Map scores to uint32 that sort as their float32 values; -0 equals 0."""
     x = scores.astype(jnp.float32)
@@ -207,7 +200,6 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
     A FAR below 1 / negatives cannot be resolved: it takes rank 0, the largest negative,
     hence the TAR without any false accept, a lower bound of the TAR at that FAR.
     """
-    check_rates("FAR", fars)
     # Rounding undoes the error of the product: 0.29 * 100 is 28.999999999999996.
     return lambda n: [min(math.floor(round(far * n, 6)), n - 1) for far in fars]
 
@@ -236,7 +228,6 @@ def binned_tar(histogram: np.ndarray, fars: Sequence[float]) -> dict[str, float]
     accepted) and (1, 1), linear interpolation of TAR over FAR. Equal FARs are ordered
     by TAR here, where the official sort is unstable.
     """
-    check_rates("FAR", fars)
     check_counts(histogram)
     total = histogram.sum(axis=1, keepdims=True)
     far, tar = np.append((total - histogram.cumsum(axis=1)) / total, [[1], [1]], axis=1)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.evaluation.error_rates import (
-    check_rates,
     exact_points,
     flag_unsupported,
     metric_name,
@@ -56,7 +55,6 @@ def pair_tpir(
     Returns:
       {"tpir@fpir=1e-02": ...}, in [0, 1].
     """
-    check_rates("FPIR", fpirs)
     tiles = gallery_tiles(probes, probe_labels, gallery, gallery_labels)
     counts = [num_accepted(len(probe_labels), rate) for rate in fpirs]
     points = exact_points(tiles, lambda num_negatives: [k - 1 for k in counts])
@@ -191,7 +189,6 @@ def open_set_points(
     best: np.ndarray, *, fpirs: Sequence[float]
 ) -> tuple[dict[str, float], np.ndarray]:
     """TPIR by name, and thresholds [T], from a summary of `summarize_probes`."""
-    check_rates("FPIR", [rate for rate in fpirs if rate != 1])
     has_mate = _is_mated(best)
     unmated = np.sort(best[1, ~has_mate])[::-1]
     if not len(unmated):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.error_rates import check_rates, metric_name
+from fedfr_jax.evaluation.error_rates import metric_name
 from fedfr_jax.evaluation.score_tiles import check_features, to_float64, unit_length
 from fedfr_jax.files import check_list, read_list
 from fedfr_jax.schema import naming
@@ -154,7 +154,6 @@ def tar_nearest_far(
     Points equally near give the larger FAR, and at one FAR the larger TAR. Arguments
     and errors are those of `roc_points`.
     """
-    check_rates("FAR", fars)
     far, tar = roc_points(is_same, scores, drop_intermediate=drop_intermediate)
     far, tar = far[::-1], tar[::-1]
     return {

@@ -23,7 +23,6 @@ import numpy as np
 
 from fedfr_jax.evaluation.error_rates import (
     check_counts,
-    check_rates,
     cosine_histogram,
     exact_points,
     far_ranks,
@@ -200,12 +199,11 @@ class Roc(NamedTuple):
 
 def threshold_at(roc: Roc, far: float) -> float:
     """Lowest cosine threshold of a curve whose FAR does not exceed `far`."""
-    check_rates("FAR", [far])
-    if far < roc.far[0]:
+    if not roc.far[0] <= far < 1:
         raise ValueError(
             f"FAR must be at least 1 / {roc.num_negatives}, the number of "
-            f"different-person pairs in the evaluation, got {far}. Choose a larger "
-            "--far."
+            f"different-person pairs in the evaluation, and below 1, got {far}. Choose "
+            "another --far."
         )
     return float(roc.thresholds[np.searchsorted(roc.far, far, side="right") - 1])
 
@@ -247,7 +245,6 @@ def masked_scores(
       {"masked_fnmr@far=1e-05", "standard_fnmr@far=1e-05", "score@far=1e-05", ...}, in
       [0, 1].
     """
-    check_rates("FPR", fprs)
     standard = pair_tiles(plain, labels, np.ones(len(labels), bool))
     crossed = gallery_tiles(
         masked, labels, unit_length(plain), labels, is_same_set=True

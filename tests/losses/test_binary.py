@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fedfr_jax.losses import CONVERTERS, binary
+from fedfr_jax.losses import binary
+from fedfr_jax.losses.binary import CONVERTERS
 
 binary_branch = jax.jit(binary.binary_branch, static_argnames="t")
 PROPERTY = settings(max_examples=15, deadline=None, derandomize=True, database=None)

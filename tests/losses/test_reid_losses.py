@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.losses import masked_mean
 from fedfr_jax.losses.margin import smoothed_cross_entropy, softmax_cross_entropy
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import distances, triplet
 
 ALL = np.ones(16, bool)

@@ -18,6 +18,7 @@ BigFace (ICCV 2021 MFR workshop) masked 0.35 of its training images by these two
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -416,10 +417,7 @@ def _landmarks(key, image, landmarks):
     default = default_landmarks(key, *image.shape[:2])
     if landmarks is None:
         return default
-    if landmarks.shape != (5, 2):
-        raise ValueError(
-            f"face_mask's landmarks must be [5, 2], got {tuple(landmarks.shape)}."
-        )
+    chex.assert_shape(landmarks, (5, 2))
     is_known = jnp.isfinite(landmarks).all()
     is_known &= jnp.max(landmarks.max(axis=0) - landmarks.min(axis=0)) > 1
     return jnp.where(is_known, landmarks.astype(jnp.float32), default)

@@ -312,9 +312,11 @@ def by_identity(
     )
 
     def train_part(used, share):
-        if names is None:
-            return _train_part(used, train_fraction)
-        number = np.bincount(labels[keys < share], minlength=len(counts))[client_ids]
+        """Number of training images of each identity; at least one is for the test."""
+        number = np.rint(train_fraction * used).astype(np.int64)
+        if names is not None:
+            trained = np.bincount(labels[keys < share], minlength=len(counts))
+            number = trained[client_ids]
         return np.clip(number, 1, used - 1)
 
     used = grouped.used(client_ids)
@@ -347,11 +349,6 @@ def _keys_and_order(labels, names, max_images, seed):
         rank = np.arange(len(labels)) - np.repeat(ranked.starts[:-1], ranked.counts)
         keys[ranked.order] += rank >= max_images
     return keys, order
-
-
-def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:
-    """Number of training images of each identity, with one left for test at least."""
-    return np.clip(np.rint(fraction * used).astype(np.int64), 1, used - 1)
 
 
 @checked

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
-from fedfr_jax.losses import CONVERTERS, LOSSES, build_margin
-from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.losses import LOSSES, build_margin
+from fedfr_jax.losses.binary import CONVERTERS, binary_branch
 from fedfr_jax.losses.contract import (
     Margin,
     logits,
