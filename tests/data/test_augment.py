@@ -173,26 +173,14 @@ def test_normalize_comes_last_unless_it_is_named():
         ([{"degrees": 1}], r"config.augment\[0\].name must be one of .* got None"),
         ([{"name": "affine", "degree": 1}], r"must have keys of .* mean degrees"),
         ([{"name": "pad_and_crop"}], "needs the key padding"),
+        ([{"name": "affine", "degrees": "1"}], "degrees must be a finite number, got"),
         (
-            [{"name": "affine", "degrees": "1"}],
-            "degrees must be a finite number, got '1'",
+            ["identity", {"name": "affine", "degrees": 200}],
+            r"augment\[1\].degrees",
         ),
-        (
-            ["horizontal_flip", {"name": "affine", "degrees": 200}],
-            r"config.augment\[1\].degrees must be in \[0, 180\], got 200",
-        ),
-        (
-            ["normalize", "random_erasing"],
-            r"config.augment\[1\] must come before normalize",
-        ),
-        (
-            [{"name": "affine", "scale": (2, 1)}],
-            r"scale must be \(low, high\), got",
-        ),
-        (
-            [{"name": "random_erasing", "fill": "noise"}],
-            "fill must be one of .* or a finite number, got 'noise'",
-        ),
+        (["normalize", "random_erasing"], r"augment\[1\] must come before normalize"),
+        ([{"name": "affine", "scale": (2, 1)}], r"scale must be \(low, high\), got"),
+        ([{"name": "random_erasing", "fill": "x"}], "fill must be one of .* got 'x'"),
     ],
 )
 def test_errors_of_a_config_say_where(settings, message):

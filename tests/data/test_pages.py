@@ -1,18 +1,17 @@
 """Of a mapped file only what is asked for is read, as the system's own list shows."""
 
 import ctypes
-import io
 import mmap
 import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedfr_jax import files
 from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.types import Source
+from tests.data.files import png
 from tests.data.recordio_files import write_face_set
 
 ROW, COUNT = mmap.PAGESIZE, 600
@@ -79,12 +78,7 @@ def test_packed_shards_are_asked_for_the_rows_that_are_read(tmp_path, asked):
 
 
 def test_records_are_asked_for_one_by_one_to_their_ends(tmp_path, asked):
-    def png(image):
-        file = io.BytesIO()
-        Image.fromarray(image[..., 0]).save(file, "png")
-        return file.getvalue()
-
-    path, payloads = tmp_path / "train.rec", list(map(png, pictures(3)))
+    path, payloads = tmp_path / "train.rec", [png(x[..., 0]) for x in pictures(3)]
     write_face_set(path, payloads, [0, 1, 2], image_size=(8, 8))
     source = recordio(path, channels=1)
     asked.clear()
