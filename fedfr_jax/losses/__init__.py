@@ -14,6 +14,7 @@ Args:
 
 from collections.abc import Callable, Mapping
 
+from fedfr_jax.losses.binary import CONVERTERS
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.margin_losses import (
     adaface,
@@ -26,6 +27,7 @@ from fedfr_jax.losses.margin_losses import (
     sphereface2,
     uniface,
 )
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.parts import call
 from fedfr_jax.schema import check_choice, kinds_of, register
 
@@ -40,6 +42,14 @@ LOSSES = {
     "sphereface2": sphereface2,
     "uniface": uniface,
 }
+
+__all__ = [
+    "CONVERTERS",
+    "LOSSES",
+    "build_margin",
+    "masked_mean",
+    "register_loss",
+]
 
 
 def register_loss(name: str, loss: Callable) -> None:

@@ -61,4 +61,4 @@ def test_prepare_packs_the_data_into_a_new_folder_and_finds_damage(
     shard.write_bytes(data)
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
     assert main(["prepare", f"--config={config}", "--checksums", *data]) == 2
-    assert f"others for {shard}" in capsys.readouterr().err
+    assert f"{shard} must be as it was written" in capsys.readouterr().err
