@@ -312,12 +312,11 @@ def by_identity(
     )
 
     def train_part(used, share):
-        """Number of training images of each identity; at least one is for the test."""
         number = np.rint(train_fraction * used).astype(np.int64)
         if names is not None:
-            trained = np.bincount(labels[keys < share], minlength=len(counts))
-            number = trained[client_ids]
-        return np.clip(number, 1, used - 1)
+            number = np.bincount(labels[keys < share], minlength=len(counts))
+            number = number[client_ids]
+        return np.clip(number, 1, used - 1)  # at least one is for the test
 
     used = grouped.used(client_ids)
     num_train = train_part(used, train_fraction)
