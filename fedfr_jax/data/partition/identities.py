@@ -312,11 +312,10 @@ def by_identity(
     )
 
     def train_part(used, share):
-        number = np.rint(train_fraction * used).astype(np.int64)
+        number = np.rint(train_fraction * used)
         if names is not None:
-            number = np.bincount(labels[keys < share], minlength=len(counts))
-            number = number[client_ids]
-        return np.clip(number, 1, used - 1)  # at least one is for the test
+            number = np.bincount(labels, keys < share, len(counts))[client_ids]
+        return np.clip(number.astype(np.int64), 1, used - 1)  # one is for the test
 
     used = grouped.used(client_ids)
     num_train = train_part(used, train_fraction)
