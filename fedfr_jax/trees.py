@@ -111,7 +111,9 @@ def stop_gradients(
         return select({"params": scanned_blocks.by_block_name(tree)})["params"]
 
     def init(params):
-        mask_of(params)
+        # `optax.tree_utils.tree_map_params` passes trees without leaves.
+        if jax.tree.leaves(params):
+            mask_of(params)
         return optimizer.init(params)
 
     def update(updates, state, params=None):

@@ -3,11 +3,11 @@
 A chunk has the examples of some steps, contiguous for each device. Those of a `Dataset`
 are gathered on the devices, those of a `Stream` are read on the host; the next chunk is
 loaded while the devices train on the one before. Every example of a batch is augmented
-with its own key, a function of (seed, epoch, step, place in the batch).
+with its own key, a function of (seed, epoch, step, index in the batch).
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,16 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.types import Batch, Dataset
 
 CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31
-TO_SHARD = Batch(*[P(meshes.CLIENTS)] * len(Batch._fields))._replace(num_classes=P())
+# Specs in place of arrays, of trees that are sharded over the devices or whole.
+SHARDED: Any = P(meshes.CLIENTS)
+WHOLE: Any = P()
+TO_SHARD = Batch(*[SHARDED] * len(Batch._fields))._replace(num_classes=WHOLE)
 
 
 class Chunk(NamedTuple):
     """Stored examples of the steps first, ..., last - 1, sharded over the devices."""
 
-    rows: jax.Array  # [A * k * part] int32 of the data set: devices, steps, places
+    rows: jax.Array  # [A * k * part] int32 of the data set: devices, steps, examples
     examples: Dataset  # of [A * k * part, ...]
     is_first: np.int32
     is_last: np.int32  # at most first + k
@@ -42,7 +45,7 @@ class EpochOrder(NamedTuple):
     batch_size: int  # over all devices
     num_devices: int
     seed: int
-    lists: Callable | None = None  # as `CentralTrainer.order`
+    batch_order: Callable | None = None  # as `CentralTrainer.batch_order`
 
     @property
     def num_steps(self) -> int:
@@ -70,14 +73,14 @@ class EpochOrder(NamedTuple):
         """Rows of steps first, ..., first + count - 1, [A, count, part] int32.
 
         Args:
-          listed: [S, B] places among the rows; None for a permutation.
+          listed: [S, B] indices of rows; None for a permutation.
         """
         devices = np.arange(self.num_devices)[:, None, None] * self.part
         steps = first + np.arange(count)[:, None]
-        places = devices + np.arange(self.part)
+        columns = devices + np.arange(self.part)
         # Steps after the epoch's last repeat a row; they are not trained on.
         num_listed = self.num_rows if listed is None else listed.size
-        position = np.minimum(steps * self.batch_size + places, num_listed - 1)
+        position = np.minimum(steps * self.batch_size + columns, num_listed - 1)
         if listed is None:
             row = permute_on_host(word, position.ravel(), self.num_rows)
         else:
@@ -91,7 +94,7 @@ def epoch_chunks(
     """Yield an epoch's chunks, of equal shape; two of them fit the table's `memory`."""
     count, size = _count_and_steps(table, order)
     word = order.word(epoch)
-    listed = order.lists(word, order.num_steps) if order.lists else None
+    listed = order.batch_order(word, order.num_steps) if order.batch_order else None
 
     def rows_of(i):
         rows = order.rows(word, i * size, size, listed).ravel()
@@ -107,7 +110,7 @@ def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chun
     _, size = _count_and_steps(table, order)
     length, cut = order.batch_size * size, meshes.over_clients(mesh)
 
-    def rows_of(example):
+    def rows_of(example) -> Any:
         shape = length, *example.shape
         return jax.ShapeDtypeStruct(shape, example.dtype, sharding=cut)
 
@@ -132,7 +135,10 @@ def _count_and_steps(table, order):
 
 
 def build_batch(
-    feed: Batching, order: EpochOrder, mesh: Mesh, mark: Callable | None = None
+    batching: Batching,
+    order: EpochOrder,
+    mesh: Mesh,
+    annotate_batch: Callable | None = None,
 ) -> Callable:
     """Build batch(chunk, key, step) -> `Batch` of [B], augmented and sharded.
 
@@ -140,16 +146,16 @@ def build_batch(
     own examples differently: their labels are global classes.
 
     Args:
-      mark: see `CentralTrainer.mark`.
+      annotate_batch: see `CentralTrainer.annotate_batch`.
     """
 
     def of_part(piece: Chunk, key, step):
         start = (step - piece.is_first) * order.part
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, order.part)
         row, stored = jax.tree.map(cut, (piece.rows, piece.examples))
-        place = jnp.arange(order.part, dtype=jnp.int32)
-        number = jax.lax.axis_index(meshes.CLIENTS) * order.part + place
-        inputs, targets, view = feed.augment_batch(key, step, number, *stored)
+        index = jnp.arange(order.part, dtype=jnp.int32)
+        number = jax.lax.axis_index(meshes.CLIENTS) * order.part + index
+        inputs, targets, view = batching.augment_batch(key, step, number, *stored)
         always = jnp.ones(order.part, bool)
         return Batch(
             inputs=inputs,
@@ -162,9 +168,8 @@ def build_batch(
             view_index=view,
         )
 
-    cut = P(meshes.CLIENTS)
-    specs = Chunk(cut, cut, P(), P()), P(), P()
+    specs = Chunk(SHARDED, SHARDED, WHOLE, WHOLE), WHOLE, WHOLE
     batch = meshes.over_client_devices(mesh, of_part, specs, TO_SHARD)
-    if mark is None:
+    if annotate_batch is None:
         return batch
-    return lambda chunk, key, step: mark(batch(chunk, key, step))
+    return lambda chunk, key, step: annotate_batch(batch(chunk, key, step))

@@ -17,7 +17,7 @@ classes, so all have the same number of rows; class vectors that are not sampled
 unchanged, and so does their optimizer state. Deviation: the labels of a batch are added
 to the sampled classes, not among their number, so that the number of rows is constant.
 
-Sparse updates: between `gather_rows` and `scatter_rows` the class matrix has the
+Sparse updates: between `gather_classes` and `scatter_classes` the class matrix has the
 sampled rows only, so there is no gradient of the size of the matrix, and a row that is
 not sampled keeps its bits.
 """
@@ -29,14 +29,13 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.central.sharding import LeafSharding, StepSharding, state_layout
+from fedfr_jax.central.sharding import LeafSharding, StepSharding
 from fedfr_jax.data.permutation import permute
-from fedfr_jax.types import Batch, PyTree
+from fedfr_jax.types import PyTree
 
 LOWEST_LOGIT = -1e38  # a logit whose exp is 0
 
@@ -77,7 +76,7 @@ def all_rows(num_classes: int, num_rows: int) -> SampledClasses:
     return SampledClasses(jnp.where(is_class, ids, -1), jnp.where(is_class, rows, -1))
 
 
-def gather_losses(x: jax.Array) -> jax.Array:
+def gather_batch(x: jax.Array) -> jax.Array:
     """All-gather a device's [b, ...] to the whole batch [B, ...]."""
     return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
@@ -101,8 +100,8 @@ def class_losses(
       (losses [b], not bounded, aux of `softmax.margin`).
     """
     chex.assert_rank([features, rows, labels], [2, 2, 1])
-    gathered = gather_losses(features.astype(jnp.float32))
-    labels = gather_losses(labels)
+    gathered = gather_batch(features.astype(jnp.float32))
+    labels = gather_batch(labels)
     unit = softmax.unit(gathered)
     # Not the root of a sum of squares, which overflows for an untrained network.
     norm = jnp.sum(gathered * jax.lax.stop_gradient(unit), axis=1)
@@ -115,23 +114,23 @@ def class_losses(
     return jax.lax.dynamic_slice_in_dim(losses, first, len(features)), aux
 
 
-def _place(labels, sampled):
+def _local_index(labels, sampled):
     """Index of each label among the device's classes, and whether it is one of them."""
-    place = labels - jax.lax.axis_index(meshes.CLIENTS) * len(sampled.row)
-    is_own = (place >= 0) & (place < len(sampled.row))
-    return jnp.clip(place, 0, len(sampled.row) - 1), is_own
+    index = labels - jax.lax.axis_index(meshes.CLIENTS) * len(sampled.row)
+    is_own = (index >= 0) & (index < len(sampled.row))
+    return jnp.clip(index, 0, len(sampled.row) - 1), is_own
 
 
 def _local_row(labels, sampled):
     """Row of each label; 0 if another device has it."""
-    place, is_own = _place(labels, sampled)
-    return jnp.where(is_own, jnp.maximum(sampled.row[place], 0), 0)
+    index, is_own = _local_index(labels, sampled)
+    return jnp.where(is_own, jnp.maximum(sampled.row[index], 0), 0)
 
 
 def _target_cosine(unit, class_rows, labels, sampled):
     """Cosine of every example with its class, [B], the same on all devices."""
-    place, is_own = _place(labels, sampled)
-    is_there = is_own & (sampled.row[place] >= 0)
+    index, is_own = _local_index(labels, sampled)
+    is_there = is_own & (sampled.row[index] >= 0)
     cosine = jnp.where(is_there, jnp.sum(unit * class_rows, axis=1), 0)
     return jax.lax.psum(cosine, meshes.CLIENTS)
 
@@ -215,29 +214,29 @@ def sample_classes(
     word = jax.random.bits(jax.random.fold_in(key, device), dtype=jnp.uint32)
     number = jnp.arange(count, dtype=jnp.int32)
     sampled = permute(word, number, jnp.maximum(num_real, 1))
-    place = jnp.concatenate([sampled, labels - start])
-    is_own = (place >= 0) & (place < num_real)
+    index = jnp.concatenate([sampled, labels - start])
+    is_own = (index >= 0) & (index < num_real)
     # Of a class with several rows the last one counts.
-    rows = jnp.arange(len(place), dtype=jnp.int32)
+    rows = jnp.arange(len(index), dtype=jnp.int32)
     row = jnp.full(num_rows, -1, jnp.int32)
-    row = row.at[jnp.where(is_own, place, num_rows)].max(rows, mode="drop")
-    is_last = is_own & (row[jnp.clip(place, 0, num_rows - 1)] == rows)
-    return SampledClasses(jnp.where(is_last, start + place, -1), row)
+    row = row.at[jnp.where(is_own, index, num_rows)].max(rows, mode="drop")
+    is_last = is_own & (row[jnp.clip(index, 0, num_rows - 1)] == rows)
+    return SampledClasses(jnp.where(is_last, start + index, -1), row)
 
 
 def gather_classes(table: jax.Array, sampled: SampledClasses) -> jax.Array:
     """Rows [R, ...] of a device's class matrix [c, ...]; any for invalid entries."""
-    return table[jnp.minimum(_sampled_place(sampled), len(table) - 1)]
+    return table[jnp.minimum(_sampled_index(sampled), len(table) - 1)]
 
 
 def scatter_classes(
     table: jax.Array, rows: jax.Array, sampled: SampledClasses
 ) -> jax.Array:
     """Write the valid rows back to their indices of the class matrix."""
-    return table.at[_sampled_place(sampled)].set(rows, mode="drop")
+    return table.at[_sampled_index(sampled)].set(rows, mode="drop")
 
 
-def _sampled_place(sampled):
+def _sampled_index(sampled):
     """Index of each row in the device's class matrix; past its end for invalid rows."""
     start = jax.lax.axis_index(meshes.CLIENTS) * len(sampled.row)
     return jnp.where(sampled.ids >= 0, sampled.ids - start, len(sampled.row))
@@ -256,67 +255,50 @@ def table_of(layout: LeafSharding, params: PyTree) -> jax.Array | None:
 
 def sampled_rows(
     mesh: Mesh,
-    spread: StepSharding,
+    step_sharding: StepSharding,
     layout: LeafSharding,
     params: PyTree,
-    batch: Batch,
-    key,
+    labels: jax.Array,
+    key: jax.Array,
 ) -> SampledClasses | None:
     """Sample the classes of a step, sharded over the devices; None if all take part."""
     table = table_of(layout, params)
-    if table is None or spread.class_rate == 1:
+    if table is None or step_sharding.class_rate == 1:
         return None
     num_rows = len(table) // mesh.shape[meshes.CLIENTS]
-    count = num_sampled(num_rows, spread.class_rate)
+    count = num_sampled(num_rows, step_sharding.class_rate)
 
     def on_device(labels, key):
         labels = jax.lax.all_gather(labels, meshes.CLIENTS, tiled=True)
         key = jax.random.fold_in(key, SAMPLED)
-        return sample_classes(key, labels, spread.num_classes, num_rows, count)
+        return sample_classes(key, labels, step_sharding.num_classes, num_rows, count)
 
     draw = meshes.over_client_devices(mesh, on_device, (CUT, P()), CUT)
-    return draw(batch.labels, key)
+    return draw(labels, key)
 
 
-def gather_rows(
+def map_tables(
     mesh: Mesh,
-    optimizer: optax.GradientTransformation,
-    layout: LeafSharding,
-    whole: tuple[PyTree, PyTree],
+    function: Callable,
+    is_table: PyTree,
     sampled: SampledClasses | None,
-) -> tuple[PyTree, PyTree]:
-    """Replace class matrices in (parameters, optimizer state) by their sampled rows."""
+    *trees: PyTree,
+) -> PyTree:
+    """Apply `gather_classes` or `scatter_classes` to the class matrices of trees.
+
+    Args:
+      is_table: mask of the leaves that are class matrices.
+      sampled: None if all classes take part: then nothing is gathered or scattered.
+
+    Returns:
+      a tree with the other leaves of the last one of `trees`.
+    """
     if sampled is None:
-        return whole
-    take = meshes.over_client_devices(mesh, gather_classes, (CUT, CUT), CUT)
+        return trees[-1]
+    specs = (CUT,) * (len(trees) + 1)
+    change = meshes.over_client_devices(mesh, function, specs, CUT)
     return jax.tree.map(
-        lambda x, is_table: take(x, sampled) if is_table else x,
-        whole,
-        _tables(optimizer, layout, whole),
+        lambda is_table, *x: change(*x, sampled) if is_table else x[-1],
+        is_table,
+        *trees,
     )
-
-
-def scatter_rows(
-    mesh: Mesh,
-    optimizer: optax.GradientTransformation,
-    layout: LeafSharding,
-    whole: tuple[PyTree, PyTree],
-    moved: tuple[PyTree, PyTree],
-    sampled: SampledClasses | None,
-) -> tuple[PyTree, PyTree]:
-    """Write the sampled rows of `moved` back into the full class matrices."""
-    if sampled is None:
-        return moved
-    put = meshes.over_client_devices(mesh, scatter_classes, (CUT, CUT, CUT), CUT)
-    return jax.tree.map(
-        lambda x, new, is_table: put(x, new, sampled) if is_table else new,
-        whole,
-        moved,
-        _tables(optimizer, layout, whole),
-    )
-
-
-def _tables(optimizer, layout, whole):
-    """Mask of the leaves of (parameters, optimizer state) that are class matrices."""
-    is_table = layout.is_table
-    return is_table, state_layout(optimizer, whole[1], is_table, False)

@@ -1,7 +1,7 @@
 """Epochs of central training on the whole mesh."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,52 +49,57 @@ class Epochs(NamedTuple):
 def build_epochs(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
-    feed: Batching,
+    batching: Batching,
     mesh: Mesh,
     *,
     first_row: int,
     num_rows: int,
     seed: int,
-    lists: Callable | None = None,
-    mark: Callable | None = None,
-    spread: StepSharding | None = None,
+    batch_order: Callable | None = None,
+    annotate_batch: Callable | None = None,
+    step_sharding: StepSharding | None = None,
     class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
     """Build compile-once epochs over the rows first_row:first_row + num_rows.
 
     Args:
       loss_fn: as of `LocalTraining`; `optimizer` includes its learning rate.
-      lists: the order of an epoch, see `CentralTrainer.order`.
-      mark: see `CentralTrainer.mark`.
-      feed: batch_size is the total over devices and a multiple of their number, times
-        micro-batches; always shuffles, and drops the last, partial batch.
+      batch_order: the order of an epoch, see `CentralTrainer.batch_order`.
+      annotate_batch: see `CentralTrainer.annotate_batch`.
+      batching: batch_size is the total over devices and a multiple of their number,
+        times micro-batches; always shuffles, and drops the last, partial batch.
       class_rates: `StepSharding.class_rate` of every epoch, the last one of those that
         follow; each rate is compiled.
     """
-    spread = spread or StepSharding()
+    step_sharding = step_sharding or StepSharding()
     num_devices = mesh.shape[meshes.CLIENTS]
-    order = EpochOrder(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
-    batch = build_batch(feed, order, mesh, mark)
+    order = EpochOrder(
+        first_row, num_rows, batching.batch_size, num_devices, seed, batch_order
+    )
+    batch = build_batch(batching, order, mesh, annotate_batch)
 
     def steps_at(rate):
-        step_sharding = spread._replace(class_rate=rate)
-        step = build_step(loss_fn, optimizer, mesh, step_sharding)
+        at_rate = step_sharding._replace(class_rate=rate)
+        step = build_step(loss_fn, optimizer, mesh, at_rate)
         return _chunk_steps(step, batch, order)
 
     steps = {rate: steps_at(rate) for rate in set(class_rates)}
     trainers = {rate: _chunk_trainer(steps_of) for rate, steps_of in steps.items()}
 
     def init(variables):
-        return _start(variables, optimizer, mesh, spread)
+        return _start(variables, optimizer, mesh, step_sharding)
 
     def program(state, epoch):
-        places = jax.tree.map(lambda x: x.sharding, state), meshes.replicated(mesh)
+        leaf_shardings = (
+            jax.tree.map(lambda x: x.sharding, state),
+            meshes.replicated(mesh),
+        )
         train = trainers[class_rates[min(epoch, len(class_rates) - 1)]]
-        # Compiled once: JAX finds the same function of the same shapes and places.
-        return jax.jit(train, donate_argnums=0, out_shardings=places)
+        # Compiled once: JAX finds the same function of the same shapes and shardings.
+        return jax.jit(train, donate_argnums=0, out_shardings=leaf_shardings)
 
     def shapes(variables, table):
-        state = state_shapes(variables, optimizer, mesh, spread)
+        state = state_shapes(variables, optimizer, mesh, step_sharding)
         return state, chunk_shapes(table, order, mesh)
 
     def lower(variables, table):
@@ -105,7 +110,8 @@ def build_epochs(
         return steps[max(class_rates)](chunk, 0)(number, state)
 
     def run(state, table, epoch):
-        train, chunk_sums = program(state, epoch), []
+        train = program(state, epoch)
+        chunk_sums: list[dict[str, Any]] = []
         for chunk in epoch_chunks(table, order, epoch, mesh):
             state, sums = train(state, chunk, epoch)
             chunk_sums.append(jax.device_get(sums))  # so that at most two chunks exist
@@ -117,28 +123,28 @@ def build_epochs(
     return Epochs(init, run, lower, first_step, shapes, order.num_steps)
 
 
-def _start(variables, optimizer, mesh, spread):
+def _start(variables, optimizer, mesh, step_sharding):
     """Initial state, each leaf sharded by the rules."""
     whole = meshes.replicated(mesh)
-    if not spread.rules:
-        variables = variables() if callable(variables) else variables
-        state = State(variables, optimizer.init(variables["params"]))
+    if not step_sharding.rules:
+        first: Any = variables() if callable(variables) else variables
+        state = State(first, optimizer.init(first["params"]))
         return meshes.put_global(state, whole)
-    places = jax.tree.map(
-        lambda x: x.sharding, state_shapes(variables, optimizer, mesh, spread)
+    leaf_shardings = jax.tree.map(
+        lambda x: x.sharding, state_shapes(variables, optimizer, mesh, step_sharding)
     )
     if callable(variables):
-        variables = jax.jit(variables, out_shardings=places.variables)()
+        variables = jax.jit(variables, out_shardings=leaf_shardings.variables)()
     else:
-        variables = meshes.put_global(variables, places.variables)
-    start = jax.jit(optimizer.init, out_shardings=places.opt_state)
+        variables = meshes.put_global(variables, leaf_shardings.variables)
+    start = jax.jit(optimizer.init, out_shardings=leaf_shardings.opt_state)
     return State(variables, start(variables["params"]))
 
 
-def state_shapes(variables, optimizer, mesh, spread) -> State:
+def state_shapes(variables, optimizer, mesh, step_sharding) -> State:
     """ShapeDtypeStructs of the initial state, with shardings."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
-    layout = leaf_sharding(spread.rules, shapes["params"], mesh)
+    layout = leaf_sharding(step_sharding.rules, shapes["params"], mesh)
     opt_state = jax.eval_shape(optimizer.init, shapes["params"])
     state = State(
         {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}, opt_state

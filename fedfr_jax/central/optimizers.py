@@ -59,7 +59,7 @@ def _layerwise(decay):
             function = jax.vmap(function)
         return function(update, weight)
 
-    def move(updates, state, params):
+    def move(updates, state, params=None):
         return jax.tree_util.tree_map_with_path(update_leaf, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), move)

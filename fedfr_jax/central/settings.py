@@ -1,8 +1,10 @@
 """Settings of central training."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
 import optax
 from annotated_types import MinLen
 from jax.sharding import Mesh
@@ -114,50 +116,60 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
 
 def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
     """Learning rate per step, scaled to the batch size, for `num_rows` examples."""
-    learning_rate = settings.learning_rate
+    rate = settings.learning_rate
     if settings.base_batch_size:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
-        learning_rate *= settings.batch_size / settings.base_batch_size
-    steps, is_whole = num_rows // settings.batch_size, settings.schedule_unit == "epoch"
-    rate = build_schedule(
-        learning_rate=learning_rate,
-        warmup_fraction=settings.warmup_fraction,
-        warmup_start_factor=settings.warmup_start_factor,
-        milestones=settings.milestones,
-        total=max(settings.epochs * (1 if is_whole else steps), 1),
-    )
-    return epoch_schedule(rate, max(steps, 1)) if is_whole else rate
+        rate *= settings.batch_size / settings.base_batch_size
+    steps = max(num_rows // settings.batch_size, 1)  # of an epoch
+    if settings.schedule_unit == "step":
+        return build_schedule(settings, rate, max(settings.epochs * steps, 1))
+    schedule = build_schedule(settings, rate, max(settings.epochs, 1))
+
+    def epoch_schedule(step):
+        return schedule(step // steps + 1)  # epochs are counted from 1
+
+    return epoch_schedule
 
 
-def build_schedule(
-    *,
-    learning_rate: float,
-    warmup_fraction: float,
-    milestones: tuple[float, ...],
-    total: int,
-    warmup_start_factor: float = 0.0,
-) -> optax.Schedule:
+def build_schedule(settings: Training, rate: float, total: int) -> optax.Schedule:
     """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
 
-    `warmup_fraction` and `milestones` are fractions of the `total` steps, in [0, 1];
-    `warmup_start_factor` one of the rate.
+    Args:
+      total: steps, of which the settings are fractions.
     """
-    warm, begin = round(warmup_fraction * total), warmup_start_factor * learning_rate
-    if not milestones and warm >= total:
-        raise ValueError(
-            f"warmup_fraction must leave at least one of the {total} steps to the "
-            f"cosine after it, got {warmup_fraction}."
-        )
-    if not milestones:
-        return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
-    drops = {round(m * total) - warm: 0.1 for m in milestones}
-    drops_schedule = optax.piecewise_constant_schedule(learning_rate, drops)
-    warmup = optax.linear_schedule(begin, learning_rate, warm)
+    warm, begin = round(settings.warmup_fraction * total), settings.warmup_start_factor
+    begin *= rate
+    if not settings.milestones:
+        if warm >= total:
+            raise ValueError(
+                f"warmup_fraction must leave at least one of the {total} steps to the "
+                f"cosine after it, got {settings.warmup_fraction}."
+            )
+        return optax.warmup_cosine_decay_schedule(begin, rate, warm, total)
+    drops = {round(m * total) - warm: 0.1 for m in settings.milestones}
+    drops_schedule = optax.piecewise_constant_schedule(rate, drops)
+    warmup = optax.linear_schedule(begin, rate, warm)
     return optax.join_schedules([warmup, drops_schedule], [warm])
 
 
-def epoch_schedule(schedule: optax.Schedule, steps: int) -> optax.Schedule:
-    """Convert a schedule over epochs, counted from 1, to one over steps."""
-    return lambda step: schedule(step // steps + 1)
+@contextlib.contextmanager
+def explain_memory(settings: Training) -> Iterator[None]:
+    """Name the settings that help where a device runs out of memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not meshes.is_out_of_memory(error):
+            raise
+        advice = "a smaller batch_size or more gradient_accumulation_steps"
+        if not settings.class_parallel:
+            advice = f"class_parallel=True, {advice}"
+        elif not settings.class_chunk_size:
+            advice = f"a class_chunk_size, {advice}"
+        raise ValueError(
+            "central training must fit the devices' memory, got "
+            f"batch_size={settings.batch_size} and gradient_accumulation_steps="
+            f"{settings.gradient_accumulation_steps}: set {advice}. `fedfr plan` says "
+            "what fits."
+        ) from error
 
 
 def build_mesh(settings: Training, mesh: Mesh) -> Mesh:
@@ -179,9 +191,9 @@ def build_step_sharding(
     Args:
       table: pattern of the table of classes, with class_parallel.
     """
-    class_rule = ((table, CLASSES),) if settings.class_parallel else ()
+    class_rule = ((table, CLASSES),) if settings.class_parallel and table else ()
     return StepSharding(
-        rules=(*class_rule, *map(tuple, settings.sharding)),
+        rules=(*class_rule, *settings.sharding),
         micro_batches=settings.gradient_accumulation_steps,
         reduce_dtype=settings.reduce_dtype,
         num_classes=num_classes,

@@ -149,7 +149,7 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
-def place(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
+def constrain(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
     """Constrain every leaf of `tree` to its PartitionSpec, within jit."""
     return jax.tree.map(
         lambda x, spec: with_sharding_constraint(x, NamedSharding(mesh, spec)),
@@ -166,11 +166,12 @@ def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
     """
 
     def gather_leaf(x, rule, cut, is_stacked):
-        if rule != "zero3" or _axis(cut) is None:
+        axis = _axis(cut)
+        if rule != "zero3" or axis is None:
             return x
         if is_stacked:
-            return StackedPath(x, _gather(_axis(cut) - 1, dtype))
-        return _gather(_axis(cut), dtype)(x)
+            return StackedPath(x, _gather(axis - 1, dtype))
+        return _gather(axis, dtype)(x)
 
     return jax.tree.map(
         gather_leaf, params, layout.rule, layout.cut, are_stacked(params)

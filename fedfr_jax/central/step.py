@@ -22,9 +22,10 @@ from fedfr_jax.central import sharding
 from fedfr_jax.central.batches import TO_SHARD
 from fedfr_jax.central.class_parallel import (
     all_rows,
-    gather_rows,
+    gather_classes,
+    map_tables,
     sampled_rows,
-    scatter_rows,
+    scatter_classes,
     table_of,
 )
 from fedfr_jax.central.sharding import LeafSharding, StepSharding, leaf_sharding
@@ -81,7 +82,7 @@ def build_step(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    spread: StepSharding,
+    step_sharding: StepSharding,
 ) -> Callable:
     """Build step(state, batch, key) -> (state, metrics with the `loss` before it).
 
@@ -92,16 +93,20 @@ def build_step(
     """
 
     def step(state: State, batch, key):
-        layout = leaf_sharding(spread.rules, state.variables["params"], mesh)
-        tables = state.variables["params"], state.opt_state
-        sampled = sampled_rows(mesh, spread, layout, tables[0], batch, key)
-        params, opt_state = gather_rows(mesh, optimizer, layout, tables, sampled)
-        gradients = mean_gradients(loss_fn, mesh, layout, spread)
+        layout = leaf_sharding(step_sharding.rules, state.variables["params"], mesh)
+        whole = state.variables["params"], state.opt_state
+        is_table = (
+            layout.is_table,
+            sharding.state_layout(optimizer, state.opt_state, layout.is_table, False),
+        )
+        sampled = sampled_rows(mesh, step_sharding, layout, whole[0], batch.labels, key)
+        params, opt_state = map_tables(mesh, gather_classes, is_table, sampled, whole)
+        gradients = mean_gradients(loss_fn, mesh, layout, step_sharding)
         variables = {**state.variables, "params": params}
         grads, stats, metrics = gradients(variables, batch, key, sampled)
         moved = _apply_gradients(optimizer, mesh, layout, grads, opt_state, params)
-        params, opt_state = scatter_rows(
-            mesh, optimizer, layout, tables, moved, sampled
+        params, opt_state = map_tables(
+            mesh, scatter_classes, is_table, sampled, whole, moved
         )
         return State({"params": params, "batch_stats": stats}, opt_state), metrics
 
@@ -113,16 +118,18 @@ def _apply_gradients(optimizer, mesh, layout, grads, opt_state, params):
     if layout.is_whole:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
-    cut = lambda tree: sharding.place(mesh, tree, layout.moments)
+    cut = lambda tree: sharding.constrain(mesh, tree, layout.moments)
     grads, params = cut(grads), cut(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     specs = sharding.state_layout(optimizer, opt_state, layout.moments, P())
-    params = sharding.place(mesh, optax.apply_updates(params, updates), layout.params)
-    return params, sharding.place(mesh, opt_state, specs)
+    params = sharding.constrain(
+        mesh, optax.apply_updates(params, updates), layout.params
+    )
+    return params, sharding.constrain(mesh, opt_state, specs)
 
 
 def mean_gradients(
-    loss_fn: Callable, mesh: Mesh, layout: LeafSharding, spread: StepSharding
+    loss_fn: Callable, mesh: Mesh, layout: LeafSharding, step_sharding: StepSharding
 ) -> Callable:
     """Build the mean gradients over devices and micro-batches.
 
@@ -133,14 +140,16 @@ def mean_gradients(
       layout: sharding of the parameters and their gradients.
     """
     loss_fn, num_devices = as_aux_loss(loss_fn), mesh.shape[meshes.CLIENTS]
-    dtype = spread.reduce_dtype
+    dtype = step_sharding.reduce_dtype
 
     def of_part(variables, batch, key, sampled):
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.CLIENTS))
         table = table_of(layout, variables["params"])
         loss_args = {}
         if table is not None:
-            loss_args["held"] = sampled or all_rows(spread.num_classes, len(table))
+            loss_args["held"] = sampled or all_rows(
+                step_sharding.num_classes, len(table)
+            )
 
         def loss_of(params, stats, batch, key):
             params = sharding.unshard(params, layout, dtype)
@@ -152,7 +161,7 @@ def mean_gradients(
             variables,
             batch,
             key,
-            spread.micro_batches,
+            step_sharding.micro_batches,
         )
         grads = sharding.reduce_gradients(mesh, grads, layout, dtype)
         sums = grads, *meshes.sum_over_clients(mesh, (stats, metrics))

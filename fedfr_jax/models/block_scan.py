@@ -9,7 +9,7 @@ the scan: XLA:CPU compiles a kernel for every input and output of a scan.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -125,9 +125,9 @@ def run_stack(
     variables = {"params": block.variables["params"]} if train else block.variables
     variables = variables if remat else gather_stacks(variables, is_stack=True)
     rows, unpack = _bundle(variables, ndim=2)
-    unpack_stats = None
+    unpack_stats: Callable[[PyTree], PyTree] = lambda stats: {}  # of no statistics
 
-    def apply_block(x, row):
+    def apply_block(x, row) -> tuple[Any, Any]:
         nonlocal unpack_stats
         variables = gather_stacks(unpack(row))
         if not train:
@@ -138,11 +138,10 @@ def run_stack(
 
     unroll = 1 if scan and length > MAX_UNROLLED else length
     body = remat(apply_block) if remat else apply_block
-    x, stats = lax.scan(body, x, rows, unroll=unroll)
-    if train:
-        for name, value in unpack_stats(stats).get("batch_stats", {}).items():
-            block.put_variable("batch_stats", name, value)
-    return x
+    output, stats = lax.scan(body, x, rows, unroll=unroll)
+    for name, value in unpack_stats(stats).get("batch_stats", {}).items():
+        block.put_variable("batch_stats", name, value)
+    return output
 
 
 def _initial(block, x, train, length):

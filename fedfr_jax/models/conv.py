@@ -128,13 +128,14 @@ class Conv(nn.Module):
         return y + per_channel(bias.astype(dtype), y)
 
 
-def _xla(x, kernel, stride, padding):
+def _xla(x, kernel, stride, padding, groups=1):
     return lax.conv_general_dilated(
         x,
         kernel,
         (stride, stride),
         ((padding, padding), (padding, padding)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
     )
 
 
@@ -189,18 +190,9 @@ def depthwise(
     """
     if implementation == AUTO:
         implementation = "im2col" if mesh.platform() == "cpu" else "xla"
-    return (_grouped if implementation == "xla" else _shifted)(x, kernel, stride)
-
-
-def _grouped(x, kernel, stride):
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        ((1, 1), (1, 1)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=x.shape[-1],
-    )
+    if implementation == "xla":
+        return _xla(x, kernel, stride, 1, groups=x.shape[-1])
+    return _shifted(x, kernel, stride)
 
 
 def _shifted(x, kernel, stride):
@@ -208,7 +200,13 @@ def _shifted(x, kernel, stride):
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     pixels = lambda i, j: x[:, i : i + height : stride, j : j + width : stride]
-    row = lambda i: sum(pixels(i, j) * kernel[None, None, i, j] for j in range(3))
+
+    def row(i):
+        first, second, third = (
+            pixels(i, j) * kernel[None, None, i, j] for j in range(3)
+        )
+        return first + second + third
+
     return row(0) + row(1) + row(2)
 
 

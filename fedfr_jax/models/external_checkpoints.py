@@ -218,7 +218,7 @@ def _torch_name(model_name: str, name: str) -> str:
     return f"{layer}.{inner}.{LEAVES[kind]}"
 
 
-def _to_jax(model_name, tensors, leaves, head=None) -> dict[str, np.ndarray]:
+def _to_jax(model_name, tensors, leaves, head=(1, 1, 1)) -> dict[str, np.ndarray]:
     """Arrays by the names of `leaves`, in our layouts, from PyTorch's tensors."""
     names = {name: _torch_name(model_name, name) for name in leaves}
 
@@ -335,7 +335,8 @@ def _block_names(arrays) -> dict[int, str]:
 def _with_unit_scale(arrays: Arrays) -> dict[str, np.ndarray]:
     """Fold the last scale, frozen at 1 here, into the linear layer before it."""
     scale = arrays["features.weight"]
-    return arrays | {
+    return {
+        **arrays,
         "fc.weight": arrays["fc.weight"] * scale[:, None],
         "fc.bias": arrays["fc.bias"] * scale,
         "features.running_mean": arrays["features.running_mean"] * scale,
@@ -355,7 +356,7 @@ def _numbers(arrays, pattern) -> list[int]:
     return [int(match[1]) for match in matches if match]
 
 
-def _face_network(name, arrays, blocks, first, more=MappingProxyType({})):
+def _face_network(name, arrays, blocks, first, more: Mapping = MappingProxyType({})):
     """Section and input shape of a network that ends in a linear layer on the map.
 
     Args:

@@ -46,7 +46,8 @@ def with_projection(model: Model, *, projection: Width) -> Model:
     """Insert MOON's projection of size P before a model's classifier."""
     top = model.blocks[-1] if model.blocks else ""
     shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    if model.apply_with_features is None or "kernel" not in shapes.get(top, {}):
+    network_features = model.apply_with_features
+    if network_features is None or "kernel" not in shapes.get(top, {}):
         raise ValueError(
             "projection needs a model with features and a linear classifier, got "
             "another."
@@ -67,7 +68,7 @@ def with_projection(model: Model, *, projection: Width) -> Model:
         # The output of the network's own classifier is unused, and so not computed.
         unused = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[top])
         inner = {**variables, "params": {**params, top: unused}}
-        _, inputs, stats = model.apply_with_features(inner, x, train, key=key)
+        _, inputs, stats = network_features(inner, x, train, key=key)
         hidden = jax.nn.relu(through(added["hidden"], inputs))
         projected = through(added["out"], hidden)
         return through(head, projected), projected, stats

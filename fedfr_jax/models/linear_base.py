@@ -11,10 +11,11 @@ Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `res
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fedfr_jax.models import mobilenet, resnet
 from fedfr_jax.models.conv import Implementation, LayerSettings, Norm
 from fedfr_jax.models.heads import linear, mean_logits
 from fedfr_jax.models.linen import Network, from_linen
+from fedfr_jax.models.mobilenet import Block as SeparableBlock
+from fedfr_jax.models.resnet import Block as ResidualBlock
 from fedfr_jax.ranges import Count, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -51,9 +52,9 @@ def linear_base(
         y = linear(side * side * width, flat.shape[1], "base", dtype)(flat)
         y = y.reshape(len(x), side, side, width)
         if block == "mobilenet":
-            y = mobilenet.Block(width, 1, settings, name="block1")(y, train)
+            y = SeparableBlock(width, 1, settings, name="block1")(y, train)
         else:
-            y = resnet.Block(width, settings, name="block1")(y, train)
+            y = ResidualBlock(width, settings, name="block1")(y, train)
         return mean_logits(network, y, num_classes, x.dtype)
 
     settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)

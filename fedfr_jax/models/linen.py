@@ -19,7 +19,7 @@ from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Model, PyTree, input_structs
+from fedfr_jax.types import InputShape, Model, PyTree, input_structs
 
 
 def normal(deviation: float) -> Callable[..., jax.Array]:
@@ -112,14 +112,12 @@ def from_linen(
       stages: name -> number of blocks of each stage that has a block "first" and the
         others in a stack "blocks"; outside of the module they are block1, block2, ...
     """
-    if not isinstance(input_shape, Mapping):
-        input_shape = tuple(input_shape)
-        if len(input_shape) not in (1, 3) or min(input_shape) < 1:
-            raise ValueError(
-                "input_shape must be (H, W, C), or (D,) for vectors, all positive, got "
-                f"{input_shape}."
-            )
-    inputs = input_structs(input_shape)  # of one example
+    shape: InputShape = (
+        {name: tuple(x) for name, x in input_shape.items()}
+        if isinstance(input_shape, Mapping)
+        else tuple(input_shape)
+    )
+    inputs = input_structs(shape)  # of one example
 
     def draw(key):
         # lazy_init draws the parameters without running the network.
@@ -142,23 +140,22 @@ def from_linen(
         variables = {k: stacked_stages(tree, stages) for k, tree in variables.items()}
         # In the order of `old_stats`: parts of one vector stay together.
         stats = named_stages(variables["batch_stats"], stages)
-        if not train:
-            if stats:
-                variables[INVERSE] = stacked_stages(inverses(stats), stages)
-            output, sown = module.apply(variables, x, train=False, mutable=[SOWN])
-            return output, _intermediate_features(sown, output), old_stats
+        if train:  # with statistics of the batch, and no running ones
+            variables = {"params": variables["params"]}
+        elif stats:
+            variables[INVERSE] = stacked_stages(inverses(stats), stages)
         output, updated = module.apply(
-            {"params": variables["params"]},
+            variables,
             x,
-            train=True,
+            train=train,
             mutable=["batch_stats", SOWN],
             rngs={} if key is None else {"dropout": key},
         )
-        if not stats:
-            return output, _intermediate_features(updated, output), {}
-        stats = moved(stats, named_stages(updated["batch_stats"], stages))
-        stats = unstack_like(stats, old_stats)
-        return output, _intermediate_features(updated, output), stats
+        new_stats = old_stats
+        if train and stats:
+            stats = moved(stats, named_stages(updated["batch_stats"], stages))
+            new_stats = unstack_like(stats, old_stats)
+        return output, _intermediate_features(updated, output), new_stats
 
     def apply(variables, x, train=False, key=None):
         output, _, stats = features(variables, x, train, key)
@@ -177,7 +174,7 @@ def from_linen(
     return Model(
         init=init,
         apply=apply,
-        input_shape=input_shape,
+        input_shape=shape,
         embedding_dim=embedding_dim,
         blocks=tuple(blocks),
         count_flops=count,

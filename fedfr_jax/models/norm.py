@@ -97,7 +97,6 @@ def stats_over_group(model: Model, pool: StatsGroup) -> Model:
     return model._replace(apply=wrapped(model.apply), apply_with_features=features)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def normalize(
     z: jax.Array,
     scale: jax.Array,
@@ -105,7 +104,7 @@ def normalize(
     epsilon: float,
     pool: StatsGroup = NO_GROUP,
     moments: Callable = in_two_passes,
-):
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalize z [..., C] by its own statistics over all axes but the last.
 
     Derivatives in reverse mode only; the returned statistics are constants to them.
@@ -117,7 +116,7 @@ def normalize(
     Returns:
       (y [..., C], mean [C], biased variance [C]).
     """
-    return _normalize(z, scale, bias, epsilon, pool, moments)[0]
+    return _normalized(z, scale, bias, epsilon, pool, moments)
 
 
 # Traced once for each shape.
@@ -143,7 +142,12 @@ def _normalize_backward(epsilon, pool, moments, residuals, cotangents):
     return dz, dscale, dbias
 
 
-normalize.defvjp(_normalize, _normalize_backward)
+def _outputs(*arguments):
+    return _normalize(*arguments)[0]
+
+
+_normalized = jax.custom_vjp(_outputs, nondiff_argnums=(3, 4, 5))
+_normalized.defvjp(_normalize, _normalize_backward)
 
 
 class BatchNorm(nn.Module):

@@ -111,6 +111,6 @@ def segmenter(
     return from_linen(network, input_shape, num_classes, blocks=blocks)
 
 
-def upsample(x: jax.Array, size: tuple[int, int]) -> jax.Array:
+def upsample(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     """Resize maps [B, h, w, C] to the size (H, W) bilinearly."""
     return jax.image.resize(x, (len(x), *size, x.shape[-1]), "bilinear")

@@ -126,12 +126,13 @@ def _model(network, input_shape, convolutions, hidden_dim, num_classes):
 def max_pool(x: jax.Array) -> jax.Array:
     """2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
 
-    A reshape, because reduce_window is slow in XLA:CPU's backward pass.
+    By pairs: reduce_window is slow in XLA:CPU's backward pass, and the derivative of a
+    maximum over an axis divides by the number of equals, which is 0 where the compiler
+    computes x twice and rounds otherwise.
     """
-    num, height, width, channels = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    x = x.reshape(num, height // 2, 2, width // 2, 2, channels)
-    return jnp.max(x, axis=(2, 4))
+    height, width = (size // 2 * 2 for size in x.shape[1:3])
+    rows = jnp.maximum(x[:, 0:height:2], x[:, 1:height:2])
+    return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
 
 
 @checked
@@ -196,7 +197,7 @@ def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
             )(x)
             if has_norm:
                 x = BatchNorm(name=f"bn{i}")(x, train)
-            x = nn.relu(_max_pool(x))
+            x = nn.relu(max_pool(x))
         x = x.reshape(x.shape[0], -1)
         if hidden_dim:
             x = nn.relu(_linear(hidden_dim, "fc", settings.dtype)(x))
@@ -209,17 +210,6 @@ def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
     blocks += ["fc", "classifier"] if hidden_dim else ["classifier"]
     network = Network(forward, settings)
     return from_linen(network, input_shape, num_classes, blocks=blocks)
-
-
-def _max_pool(x):
-    """2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
-
-    By pairs: the derivative of a maximum over an axis divides by the number of equals,
-    which is 0 where the compiler computes x twice and rounds otherwise.
-    """
-    height, width = (size // 2 * 2 for size in x.shape[1:3])
-    rows = jnp.maximum(x[:, 0:height:2], x[:, 1:height:2])
-    return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
 
 
 @checked

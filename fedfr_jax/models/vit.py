@@ -78,16 +78,17 @@ def vit(
     _check(input_shape, width, num_heads, patch_size)
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
-        param_dtype, mask = x.dtype, None
+        param_dtype, token, mask = x.dtype, None, None
         x = tokens(x, width, patch_size, network.settings)
-        token = Vector(width, name="mask_token")(x.dtype) if mask_ratio else None
-        if train and mask_ratio:
-            x, mask = drop_tokens(x, mask_ratio, network.make_rng("dropout"))
+        if mask_ratio:
+            token = Learned("vector", (width,), name="mask_token")(x.dtype)
+            if train:
+                x, mask = drop_tokens(x, mask_ratio, network.make_rng("dropout"))
         first = functools.partial(with_remat(Block, remat), num_heads, dtype)
         block = functools.partial(Block, num_heads, dtype)
         x = Stage(first, block, depth - 1, scan_blocks, remat, name="encoder")(x, train)
         x = LayerNorm(name="norm")(x).astype(param_dtype)
-        if mask is not None:
+        if mask is not None and token is not None:
             x = put_back(x, mask, token.astype(param_dtype))
         x = _linear(width, "fc1", False)(x.reshape(len(x), -1))
         x = _linear(embedding_dim, "fc2", False)(BatchNorm(name="bn1")(x, train))
@@ -126,14 +127,14 @@ def tokens(
     )
     x = conv(x)
     x = x.reshape(len(x), -1, width)
-    return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
+    return x + Learned("table", x.shape[1:], name="positions")(x.dtype)[None]
 
 
 class Mask(NamedTuple):
     """Which tokens of each image are kept."""
 
-    index: jax.Array  # [B, K] int32 among all tokens
-    count: int  # P, number of all
+    kept: jax.Array  # [B, K] int32 among all tokens
+    num_tokens: int  # P, of all
 
 
 def drop_tokens(
@@ -148,9 +149,9 @@ def drop_tokens(
 
 def put_back(x: jax.Array, mask: Mask, token: jax.Array) -> jax.Array:
     """Tokens [B, K, E] at their positions, the mask token elsewhere: [B, P, E]."""
-    masked = jnp.broadcast_to(token, (len(x), mask.count, len(token)))
+    masked = jnp.broadcast_to(token, (len(x), mask.num_tokens, len(token)))
     put = lambda image, i, tokens: image.at[i].set(tokens)
-    return jax.vmap(put)(masked, mask.index, x)
+    return jax.vmap(put)(masked, mask.kept, x)
 
 
 class Block(nn.Module):
@@ -188,26 +189,16 @@ def attend(y: jax.Array, heads: int) -> jax.Array:
     return mixed.reshape(batch, count, -1).astype(y.dtype)
 
 
-class Table(nn.Module):
-    """Learned position embedding."""
+class Learned(nn.Module):
+    """A learned array, called by its name among the parameters."""
 
-    shape: tuple[int, int]
-
-    @nn.compact
-    def __call__(self, dtype: jax.typing.DTypeLike) -> jax.Array:
-        """[P, E]."""
-        return self.param("table", normal(0.02), self.shape).astype(dtype)
-
-
-class Vector(nn.Module):
-    """A learned vector."""
-
-    width: int
+    key: str
+    shape: tuple[int, ...]
 
     @nn.compact
     def __call__(self, dtype: jax.typing.DTypeLike) -> jax.Array:
-        """[E]."""
-        return self.param("vector", normal(0.02), (self.width,)).astype(dtype)
+        """[*shape]."""
+        return self.param(self.key, normal(0.02), self.shape).astype(dtype)
 
 
 class LayerNorm(nn.Module):

@@ -104,8 +104,7 @@ def _join(y, size):
     return y.reshape(len(y), -1, *y.shape[3:])[:, :size]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _convolve(x, kernel, padding):
+def _tiles_convolved(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     """`convolve_3x3` without cutting large images."""
     sizes = [n + 2 * padding - 2 for n in x.shape[1:3]]
     t = tiling(len(x), *sizes)
@@ -132,6 +131,7 @@ def _backward(padding, residuals, dy):
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
 
 
+_convolve = jax.custom_vjp(_tiles_convolved, nondiff_argnums=(2,))
 _convolve.defvjp(_forward, _backward)
 
 

@@ -22,9 +22,13 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.central import class_capacity
 from fedfr_jax.central.epochs import Epochs, build_epochs
-from fedfr_jax.central.settings import build_mesh, build_optimizer, build_step_sharding
+from fedfr_jax.central.settings import (
+    build_mesh,
+    build_optimizer,
+    build_step_sharding,
+    explain_memory,
+)
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.models.flops import PASSES
 from fedfr_jax.runs import loop
@@ -116,7 +120,7 @@ def train_central(
     own_mesh = build_mesh(trainer.settings, mesh)
     if trainer.sharded_classes:
         check_labels(trainer)
-    with class_capacity.explain_memory(trainer, own_mesh):
+    with explain_memory(trainer.settings):
         state = _train_epochs(trainer, own_mesh, folder, seed, sinks, lifecycle)
     return _unshard(state.variables, trainer, mesh)
 
@@ -126,7 +130,7 @@ def read_central(
 ) -> PyTree:
     """Final variables of a finished stage, as `train_central` returned; read only."""
     own_mesh = build_mesh(trainer.settings, mesh)
-    with class_capacity.explain_memory(trainer, own_mesh):
+    with explain_memory(trainer.settings):
         epochs = build_epochs_of_stage(trainer, own_mesh, seed)
         checkpointer, _, state = _restore(
             trainer, epochs, folder, seed, is_read_only=True
@@ -220,9 +224,9 @@ def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epo
         first_row=trainer.first_row,
         num_rows=trainer.num_rows,
         seed=seed,
-        lists=trainer.batch_order,
-        mark=trainer.annotate_batch,
-        spread=build_step_sharding(settings, len(names), pattern),
+        batch_order=trainer.batch_order,
+        annotate_batch=trainer.annotate_batch,
+        step_sharding=build_step_sharding(settings, len(names), pattern),
         class_rates=settings.class_rates,
     )
 

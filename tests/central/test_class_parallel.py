@@ -46,10 +46,10 @@ def gradients(num_devices, num_classes, of, ids=None, mesh=None):
         if ids is None:
             return all_rows(num_classes, len(table))
         own = jnp.asarray(ids)[jax.lax.axis_index(meshes.CLIENTS)]
-        place = own - jax.lax.axis_index(meshes.CLIENTS) * rows
-        place = jnp.where(own >= 0, place, rows)
+        index = own - jax.lax.axis_index(meshes.CLIENTS) * rows
+        index = jnp.where(own >= 0, index, rows)
         number = jnp.arange(len(own), dtype=jnp.int32)
-        row = jnp.full(rows, -1, jnp.int32).at[place].set(number, mode="drop")
+        row = jnp.full(rows, -1, jnp.int32).at[index].set(number, mode="drop")
         return SampledClasses(own, row)
 
     def of_part(x, table, labels):

@@ -42,7 +42,7 @@ def dense_loss(variables, batch, key):
     return softmax_cross_entropy(8.0 * found, batch.labels).mean()
 
 
-def epochs_of(num_devices, loss, spread, optimizer=OPTIMIZER, **options):
+def epochs_of(num_devices, loss, step_sharding, optimizer=OPTIMIZER, **options):
     return build_epochs(
         loss,
         optimizer,
@@ -51,14 +51,14 @@ def epochs_of(num_devices, loss, spread, optimizer=OPTIMIZER, **options):
         first_row=0,
         num_rows=96,
         seed=0,
-        spread=spread,
+        step_sharding=step_sharding,
         **options,
     )
 
 
-def train(num_devices, loss, spread=None, epochs=1, **options):
+def train(num_devices, loss, step_sharding=None, epochs=1, **options):
     """(state, metrics) after epochs of two steps."""
-    run = epochs_of(num_devices, loss, spread, **options)
+    run = epochs_of(num_devices, loss, step_sharding, **options)
     state, table = run.init(classes.variables(num_devices)), classes.data()
     for epoch in range(epochs):
         state, metrics = run.run(state, table, epoch)
@@ -84,8 +84,8 @@ def expected():
 @pytest.mark.parametrize("rule", ["zero1", "zero2", "zero3"])
 def test_eight_devices_train_as_one_however_the_state_is_cut(rule, expected):
     rules = (*TABLE, ("bias", "whole"), ("backbone", rule))
-    spread = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
-    state, metrics = train(8, LOSS, spread)
+    step_sharding = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    state, metrics = train(8, LOSS, step_sharding)
     close((without_padding(state), metrics["loss"]), expected)
     parts = lambda x: len({str(s.index) for s in x.addressable_shards})
     *_, (trace, _) = state.opt_state
@@ -100,8 +100,8 @@ def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
     lars = OPTIMIZERS["lars"](3.0, 0.01)
     alone, _ = train(1, dense_loss, optimizer=lars)
     rules = (*TABLE, ("backbone", "zero3"))
-    spread = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
-    cut, _ = train(8, LOSS, spread, optimizer=lars)
+    step_sharding = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    cut, _ = train(8, LOSS, step_sharding, optimizer=lars)
     close(without_padding(cut), without_padding(alone))
     start, end = classes.variables()["params"], alone.variables["params"]
     for name in ("first", "last"):  # far enough for another norm to show
@@ -111,10 +111,10 @@ def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_lars_moves_each_class_by_its_own_norm_whatever_rows_lie_beside_it(rate):
     lars, mesh = OPTIMIZERS["lars"](3.0, 0.0), make_mesh(8)
-    spread = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=rate)
-    state = epochs_of(8, LOSS, spread, optimizer=lars).init(classes.variables(8))
+    step_sharding = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=rate)
+    state = epochs_of(8, LOSS, step_sharding, optimizer=lars).init(classes.variables(8))
     first = jax.device_get(state.variables["params"]["phi"])
-    step = jax.jit(build_step(LOSS, lars, mesh, spread))
+    step = jax.jit(build_step(LOSS, lars, mesh, step_sharding))
     after, _ = step(state, batch_of(classes.data(), mesh), KEY)
     moved = np.linalg.norm(after.variables["params"]["phi"] - first, axis=1)
     is_moved = moved > 0
@@ -126,14 +126,14 @@ def test_lars_moves_each_class_by_its_own_norm_whatever_rows_lie_beside_it(rate)
 
 def compiled(num_devices, rule, **options):
     """The step of a network of 4 MiB, whose class table is small."""
-    spread = StepSharding(
+    step_sharding = StepSharding(
         (*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options
     )
     mesh = make_mesh(num_devices)
     variables = classes.variables(num_devices, width=2**14)
-    state = epochs_of(num_devices, LOSS, spread).init(variables)
+    state = epochs_of(num_devices, LOSS, step_sharding).init(variables)
     batch = batch_of(classes.data(), mesh)
-    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread), donate_argnums=0)
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, step_sharding), donate_argnums=0)
     return step.lower(state, batch, jax.random.key(0))
 
 
@@ -171,20 +171,20 @@ def test_gradients_are_scattered_and_summed_in_bfloat16_when_asked():
 
 
 def test_a_rule_that_matches_nothing_names_near_ones():
-    spread = StepSharding((("backbone/fist", "zero3"),))
+    step_sharding = StepSharding((("backbone/fist", "zero3"),))
     with pytest.raises(ValueError, match="must match a leaf such as backbone/first"):
-        epochs_of(8, dense_loss, spread).init(classes.variables(8))
+        epochs_of(8, dense_loss, step_sharding).init(classes.variables(8))
 
 
 def test_rows_that_are_not_drawn_keep_their_bits_and_their_momentum():
-    spread = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
+    step_sharding = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
     mesh = make_mesh(8)
     data = classes.data()
     data = data.with_labels(data.labels % 5)
-    state = epochs_of(8, LOSS, spread).init(classes.variables(8))
+    state = epochs_of(8, LOSS, step_sharding).init(classes.variables(8))
     trace = state.opt_state[2][0].trace
     first = jax.device_get((state.variables["params"]["phi"], trace["phi"]))
-    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread))
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, step_sharding))
     after, _ = step(state, batch_of(data, mesh), jax.random.key(1))
     trace = after.opt_state[2][0].trace
     last = jax.device_get((after.variables["params"]["phi"], trace["phi"]))
@@ -202,8 +202,8 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
         traced.append(len(held.ids))
         return LOSS(variables, batch, key, held=held)
 
-    spread = StepSharding(TABLE, num_classes=NUM_CLASSES)
-    state, _ = train(8, loss, spread, epochs=4, class_rates=(0.2, 1.0))
+    step_sharding = StepSharding(TABLE, num_classes=NUM_CLASSES)
+    state, _ = train(8, loss, step_sharding, epochs=4, class_rates=(0.2, 1.0))
     per_device = rows_per_device(NUM_CLASSES, 8)
     assert traced == [2 + BATCH, per_device] and per_device == 9
     assert np.isfinite(without_padding(state)["phi"]).all()
@@ -218,15 +218,20 @@ def of_blocks(rule, remat):
         output, stats = model.apply(variables, batch.images, True)
         return jnp.mean(output[:, 0] * batch.labels), (stats, {})
 
-    spread, mesh = StepSharding((("kernel", rule),)), make_mesh(8)
-    options = {"first_row": 0, "num_rows": 16, "seed": 0, "spread": spread}
+    step_sharding, mesh = StepSharding((("kernel", rule),)), make_mesh(8)
+    options = {
+        "first_row": 0,
+        "num_rows": 16,
+        "seed": 0,
+        "step_sharding": step_sharding,
+    }
     epochs = build_epochs(loss, optax.sgd(0.1), Batching(16), mesh, **options)
     state = epochs.init(model.init(jax.random.key(0)))
     images = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
     batch = batch_of(
         Dataset.from_arrays(images, np.arange(16.0, dtype="float32")), mesh
     )
-    return build_step(loss, optax.sgd(0.1), mesh, spread), (state, batch)
+    return build_step(loss, optax.sgd(0.1), mesh, step_sharding), (state, batch)
 
 
 @pytest.mark.parametrize("remat", [True, False])
@@ -242,3 +247,10 @@ def test_zero_3_gathers_a_block_where_it_runs_if_blocks_are_computed_again(remat
     found = re.findall(r"all_gather.*?-> tensor<(.*?)>", texts["zero3"], re.DOTALL)
     assert "3x3x32x32xf32" in found  # of the first block in any case
     assert ("4x3x3x32x32xf32" in found) != remat
+
+
+def test_frozen_leaves_keep_their_bits_where_classes_are_sharded(tmp_path):
+    end = classes.train(tmp_path, 8, frozen="first", epochs=1)["params"]["backbone"]
+    start = classes.variables(8)["params"]["backbone"]
+    np.testing.assert_array_equal(end["first"], start["first"])
+    assert not np.array_equal(end["last"], start["last"])

@@ -53,18 +53,6 @@ def test_the_planned_kernels_are_little_more_than_those_that_were_compiled():
     assert measured <= planned < 1.03 * measured
 
 
-def test_the_table_has_a_line_for_each_program():
-    programs = {"round": found({"all-reduce": 1})}
-    programs["finish"] = {"fits": False, "says": "Used much"}
-    row = {"about": "FedAvg", "on": "v5p:2x2x1", "programs": programs}
-    row["planned_gib"] = 3.0
-    *_, first, second = accelerators.table({"": row}).splitlines()
-    cells = [cell.strip() for cell in first.strip("| ").split("|")]
-    assert cells[2:7] == ["3.25", "1.00", "3.00", "1 all-reduce", "1.5"]
-    assert cells[9] == "250.00" and "no: Used much" in second
-    assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1
-
-
 # FedFR's segment has the personal rows of some clients, the plan those of the cohort.
 PLANNED_OTHERWISE = ("fedfr",)
 QUICK = ("canonical",)

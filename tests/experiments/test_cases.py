@@ -1,15 +1,11 @@
 """Cases of the studies: each is the config with its own clients, rows and seed."""
 
-import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from fedfr_jax.config.files import find
 from fedfr_jax.config.files import load as load_config
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.models import MODELS
-from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 from tests.experiments.scripts import load
 from tests.tasks.reid.given import source_of
@@ -65,30 +61,6 @@ def test_the_pretrained_cases_identities_are_apart_from_the_backbones():
     assert sorted(taken) == list(
         range(501 - load("fedreid_tables/market_parts").TESTED)
     )
-
-
-def test_a_backbones_tensors_are_those_that_model_weights_takes():
-    model = ConfigDict({"depth": 18, "blocks": (1, 1), "widths": (4, 8)})
-    network = lambda key: MODELS["reid"]((8, 4, 3), num_classes=3, **model).init(key)
-    trained, fresh = (network(jax.random.key(seed)) for seed in (1, 2))
-    tensors_of = load("fedreid_tables/backbone").tensors_of
-    found = fill_resnet(fresh, tensors_of(trained, (8, 4, 3), model))
-    trunk = lambda tree: [tree["params"][x] for x in ("stem", "stage1", "stage2")]
-    jax.tree.map(np.testing.assert_array_equal, trunk(found), trunk(trained))
-
-
-@pytest.mark.parametrize("case", load("fedper_figures/cases").CASES)
-def test_a_case_of_fedper_is_the_config_with_its_own_data_network_and_classes(case):
-    cases, config = load("fedper_figures/cases"), load_config(find("fedper/figures"))
-    made, parts = cases.config_of(config, case, seed=2), cases.parts_of(case)
-    whole = made.data.of if parts.n else made.data
-    assert whole.name == parts.data and made.seed == made.partition.seed == 2
-    assert made.partition.classes_per_client == parts.k
-    assert made.partition.num_clients - made.partition.get("unseen_clients", 0) == 10
-    assert made.partition.get("unseen_clients", 0) == parts.unseen
-    assert made.model.to_dict() == cases.NETWORKS[parts.network]
-    assert set(made.methods) == set(cases.CASES[case])
-    assert config.seed == 0 and len(config.methods) == 8  # as it was
 
 
 def test_a_subset_has_as_many_training_images_of_each_class_and_all_tests(monkeypatch):

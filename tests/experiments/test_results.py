@@ -3,7 +3,6 @@
 import json
 import runpy
 
-import jax
 import numpy as np
 import pytest
 
@@ -60,22 +59,12 @@ def comparison():
     yield load("comparison/comparison_tables").text(runs)
 
 
-def systems():
-    yield load("systems/run").table(read("systems")["methods"])
-
-
-def privacy():
-    yield load("privacy/run").table(read("privacy"))
-
-
 PAGES = {
     "fedfr_tables/RESULTS.md": fedfr,
     "fedmargin_tables/README.md": fedmargin,
     "fedper_figures/RESULTS.md": fedper,
     "fedreid_tables/RESULTS.md": fedreid,
     "comparison/RESULTS.md": comparison,
-    "systems/README.md": systems,
-    "privacy/README.md": privacy,
 }
 
 
@@ -176,53 +165,3 @@ def test_a_run_that_never_gets_there_counts_as_the_round_after_the_last():
     text = tables.claims({"mnist": runs})
     # Seed by seed, over stragglers: 4 and 2 beside 2 and 1; 4 beside 1 and 3.
     assert "| fewer rounds to 80 % | +1.75 beside fedavg, p 0.090: unclear |" in text
-
-
-def scaling_row(cell, seed):
-    """What a sweep writes: an error of 9 N^-0.3, what fewer than 10,000 images add."""
-    size = 1200 * cell.changes["model.widths"][0] ** 2
-    images = 10 * cell.changes.get(load("bigface_scaling/scaling_cells").KEPT, 1000)
-    noise = np.random.default_rng((seed, size)).normal(0, 0.01)
-    error = 9 * size**-0.3 * np.exp(noise) * (0.9 if cell.teacher else 1.0)
-    error += 20 * (images**-0.5 - 10_000**-0.5)
-    metrics = {"tar@far=1e-02": 1 - error, "mfr_score@far=1e-02": 0.25}
-    metrics |= {"mfr_masked_fnmr@far=1e-02": 0.4, "mfr_standard_fnmr@far=1e-02": 0.2}
-    return {
-        "run": f"{cell.data} {cell.name} {seed}",
-        "made": "2026-01-01, commit abc",
-        "seconds": 2.0,
-        "core_seconds": 3.0,
-        "flops": 1e5 * size * images,
-        **{"params_backbone": size, "params_with_head": size + 64_000},
-        **{"num_images": images, "num_images_seen": 10 * images},
-        "num_identities": images // 10,
-        **{f"pretrained/generic/{key}": value for key, value in metrics.items()},
-    }
-
-
-def test_the_exponent_and_the_gain_that_were_put_in_come_out():
-    cells, tables = (load(f"bigface_scaling/scaling_{x}") for x in ("cells", "tables"))
-    results = {
-        part: {
-            str(seed): {c.name: tables.kept(c, scaling_row(c, seed)) for c in listed}
-            for seed in (0, 1)
-        }
-        for part, listed in cells.PARTS.items()
-    }
-    of, _ = tables.studies(results, draws=5).values()
-    by_size = [found for found in of.findings if found.axes == ("params_backbone",)]
-    assert {found.series for found in by_size} == {"scratch", "omniglot", "lfw"}
-    for found in by_size:
-        assert found.best.coefficients.exponents[0] == pytest.approx(0.3, abs=0.02)
-    assert "+10.0 %, +10.0 % | yes |" in tables.text(results, {})
-
-
-def test_sizes_span_a_decade_and_a_half():
-    cells = load("bigface_scaling/scaling_cells")
-    counts = []
-    for cell in (cells.PARTS["sizes"][0], cells.PARTS["sizes"][-1]):
-        settings = cells.config_of(cell, 0).model.to_dict()
-        model = MODELS[settings.pop("name")]((32, 32, 3), **settings)
-        params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-        counts.append(sum(leaf.size for leaf in jax.tree.leaves(params)))
-    assert len(cells.PARTS["sizes"]) >= 6 and counts[1] / counts[0] > 10**1.5

@@ -155,34 +155,6 @@ def test_a_row_of_the_comparison_is_played_once_and_one_that_diverges_stops_noth
         run.main([*given, "--rows=fedavg,fedagv"])
 
 
-def test_equal_settings_of_the_scaling_study_are_one_run(tmp_path, monkeypatch):
-    run, cells = load("bigface_scaling/run"), load("bigface_scaling/scaling_cells")
-    trained = []
-
-    def train(one, folder):
-        trained.append(one)
-        metrics = {"tar@far=1e-02": 0.9, "mfr_masked_fnmr@far=1e-02": 0.1}
-        sizes = ("params_backbone", "params_with_head", "num_images", "flops")
-        return {
-            **{"run": one.name, "made": "x", "seconds": 2.0, "core_seconds": 3.0},
-            **dict.fromkeys((*sizes, "num_images_seen", "num_identities"), 10),
-            **{f"pretrained/generic/{key}": x for key, x in metrics.items()},
-        }
-
-    monkeypatch.setattr(run, "results_row", train)
-    player = run.Player(tmp_path, False)
-    for part in ("distilled", "sizes", "masks", "moe"):
-        for cell in cells.PARTS[part]:
-            assert player.row(cell, 0)
-    # Six sizes, four students, three other ratios, two networks of experts.
-    assert len(trained) == len({one.name for one in trained}) == 15
-    teacher, student = trained[:2]
-    told = student.config.pretrain.distill
-    assert told.teacher.weights == str(tmp_path / teacher.name)
-    assert run.Player(tmp_path, False).row(cells.PARTS["sizes"][0], 0)
-    assert len(trained) == 15
-
-
 SMALL = """
 from fedfr_jax.configs import base
 

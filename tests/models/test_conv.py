@@ -8,7 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.models import winograd
-from fedfr_jax.models.conv import IMPLEMENTATIONS, Conv, LayerSettings, convolve
+from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
 from tests.federated.toys import others_are_slow
 
 # kernel size, stride, padding, input height and width
@@ -74,38 +74,6 @@ def test_every_implementation_is_the_sum_over_windows_with_the_gradients_of_xla(
     for name, atol in (("im2col", 1e-5), ("winograd", 4e-5)):
         # The largest numbers are near 10.
         _assert_close(found[name], found["xla"], rtol=1e-5, atol=atol)
-
-
-@pytest.mark.parametrize("case", CASES[1:4])
-def test_vmap_over_kernels_equals_a_loop(case):
-    x, kernel, options = _arrays(case, leading=(3,))
-
-    @jax.jit
-    def run(x, kernel):
-        of = lambda name: lambda *a: _value_and_gradients(*a, name, options)
-        together = [jax.vmap(of(name))(x, kernel) for name in IMPLEMENTATIONS]
-        return together, [of("xla")(x[i], kernel[i]) for i in range(3)]
-
-    together, alone = run(x, kernel)
-    want = jax.tree.map(lambda *a: np.stack(a), *alone)
-    for got in together:
-        _assert_close(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_half_precision_stays_half_and_close():
-    x, kernel, options = _arrays(CASES[0])
-
-    @jax.jit
-    def run(*arrays):
-        return [
-            convolve(*arrays, implementation=name, **options)
-            for name in IMPLEMENTATIONS
-        ]
-
-    want = _naive(x, kernel, **options)
-    for y in run(*(np.asarray(a).astype(jnp.bfloat16) for a in (x, kernel))):
-        assert y.dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.float32(y), want, rtol=0.05, atol=0.2)
 
 
 @pytest.mark.parametrize("case", [CASES[0], *CASES[4:]])
@@ -175,11 +143,3 @@ def test_auto_goes_by_the_platform_of_the_mesh():
     assert (
         _traced_for("cpu", x, kernel, **options) == of_cpu
     )  # not what was just traced
-
-
-def test_conv_computes_in_its_dtype_with_float32_parameters():
-    module = Conv(4, padding=1, use_bias=True, settings=LayerSettings(dtype="bfloat16"))
-    x = jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)
-    y, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), x)
-    assert y.dtype == jnp.bfloat16 and y.shape == (1, 4, 4, 4)
-    assert variables["params"]["kernel"].dtype == jnp.float32

@@ -42,7 +42,6 @@ BLOCKS = [
         {"blocks": (1, 2), "widths": (4, 8)},
         "stem stage1/block1 stage2/block1 stage2/block2 fc",
     ),
-    ("resnet", {"blocks": (2,), "depth": 50}, "stem stage1/block1 stage1/block2 fc"),
     (
         "segmenter",
         {
@@ -51,10 +50,8 @@ BLOCKS = [
         },
         "stem stage1/block1 stage2/block1 stage3/block1 up2 up1 classifier",
     ),
-    ("cnn", {}, "conv1 conv2 fc"),
     ("cnn", {"num_classes": 7}, "conv1 conv2 fc classifier"),
     ("mlp", {}, "fc"),
-    ("mlp", {"num_classes": 7}, "fc classifier"),
 ]
 
 

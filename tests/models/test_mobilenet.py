@@ -74,22 +74,6 @@ def test_personal_blocks_are_counted_as_fedper_counts_them(name, count):
     assert sum(is_kept for _, is_kept in mask) >= 2 * count
 
 
-@pytest.mark.parametrize("top", ["resnet", "mobilenet"])
-def test_a_linear_base_has_one_layer_below_the_last_block_and_the_classifier(top):
-    settings = {"block": top, "width": 8, "side": 2, "num_classes": 10}
-    model, variables = _shapes("linear_base", **settings)
-    assert model.blocks == ("base", "block1", "fc")
-    params = variables["params"]
-    assert params["base"]["kernel"].shape == (32 * 32 * 3, 2 * 2 * 8)
-    own = {
-        "resnet": ("conv1", (3, 3, 8, 8)),
-        "mobilenet": ("depthwise", (3, 3, 1, 8)),
-    }
-    layer, shape = own[top]
-    assert params["block1"][layer]["kernel"].shape == shape
-    assert "shortcut" not in params["block1"]
-
-
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [(6, 5), (7, 8), (1, 2)])
 def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, stride):

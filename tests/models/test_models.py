@@ -97,28 +97,6 @@ def test_vmap_over_clients_equals_each_client_alone(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("sphereface", "iresnet", "vit"),
-        pytest.param("mobilefacenet", marks=pytest.mark.slow),
-    ],
-)
-def test_scanned_and_unrolled_stacks_are_the_same_network(name):
-    scanned = model_of(name, conv_implementation="xla")
-    unrolled = model_of(name, conv_implementation="xla", scan_blocks=False)
-    variables = variables_of(name)
-    jax.tree.map(
-        np.testing.assert_array_equal, variables, unrolled.init(jax.random.key(0))
-    )
-
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        outputs_of(scanned, variables, images_of(3), True),
-        outputs_of(unrolled, variables, images_of(3), True),
-    )
-
-
-@pytest.mark.parametrize(
     "name, top",
     [
         *[(x, "classifier") for x in ("cnn", "mlp", "leaf_celeba", "leaf_femnist")],
@@ -166,18 +144,6 @@ def test_half_precision_is_close_and_returns_float32(name):
     assert got.dtype == jnp.float32
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
     assert 0 < error < 0.05
-
-
-def test_implementations_give_the_same_embeddings():
-    variables, x = variables_of("cnn"), images_of(2)
-    want, *others = (
-        outputs_of(
-            model_of("cnn", conv_implementation=implementation), variables, x, False
-        )[0]
-        for implementation in ("xla", "im2col", "winograd")
-    )
-    for got in others:
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_registered_model_is_one_of_the_family():

@@ -12,7 +12,6 @@ from fedfr_jax.models.norm import (
     GroupNorm,
     StatsGroup,
     in_one_pass,
-    inverses,
     moved,
     normalize,
     prelu,
@@ -47,22 +46,6 @@ def test_a_constant_channel_gives_zero_and_finite_gradients():
         module.apply(variables, x, train=True, mutable=["batch_stats"])[0] ** 3
     )
     assert np.all(np.isfinite(jax.jit(jax.grad(loss))(X)))
-
-
-def test_evaluation_uses_the_running_statistics():
-    module = BatchNorm()
-    params = {"scale": np.float32([2, 1]), "bias": np.float32([0, 5])}
-    stats = {"mean": np.float32([1, 8]), "var": np.float32([4, 1])}
-    variables = {"params": params, "batch_stats": stats}
-
-    @jax.jit
-    def run(variables):
-        given = {**variables, "inverse": inverses(stats)}  # a network's, all at once
-        return [module.apply(x, X, train=False) for x in (variables, given)]
-
-    y, found = run(variables)
-    np.testing.assert_allclose(y[3], [5.0, 7.0], rtol=1e-5)
-    np.testing.assert_allclose(found, y, rtol=1e-6)
 
 
 def test_statistics_of_half_precision_inputs_are_float32():

@@ -9,7 +9,6 @@ from jax import lax
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.resnet import max_pool
-from fedfr_jax.trees import path_name
 
 SHAPE = (16, 14, 3)
 TINY = {"blocks": (1, 2), "widths": (4, 8), "num_classes": 5}
@@ -17,10 +16,6 @@ TINY = {"blocks": (1, 2), "widths": (4, 8), "num_classes": 5}
 
 def _model(**settings):
     return MODELS["resnet"](SHAPE, **TINY | settings)
-
-
-def _names(tree):
-    return {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 @pytest.mark.parametrize(
@@ -39,26 +34,6 @@ def test_numbers_of_parameters_are_torchvisions(depth, count):
     )
     params = jax.eval_shape(model.init, jax.random.key(0))["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
-
-
-def test_names_of_a_basic_network():
-    variables = jax.eval_shape(_model().init, jax.random.key(0))
-    convolutions = {
-        "stem/conv",
-        "stage1/block1/conv1",
-        "stage1/block1/conv2",
-        "stage2/block1/conv1",
-        "stage2/block1/conv2",
-        "stage2/block1/shortcut/conv",
-        "stage2/block2/conv1",
-        "stage2/block2/conv2",
-    }
-    norms = {name.replace("conv", "bn") for name in convolutions}
-    kernels = {f"{name}/kernel" for name in convolutions}
-    vectors = {f"{name}/{leaf}" for name in norms for leaf in ("scale", "bias")}
-    assert _names(variables["params"]) == kernels | vectors | {"fc/kernel", "fc/bias"}
-    statistics = {f"{name}/{leaf}" for name in norms for leaf in ("mean", "var")}
-    assert _names(variables["batch_stats"]) == statistics
 
 
 def test_initial_values_are_he_normal_and_those_of_a_linear_layer():

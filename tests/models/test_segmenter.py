@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.segmenter import upsample
 
 SHAPE = (37, 50, 3)  # no multiple of the encoder's strides
 ENCODER = {"name": "resnet", "blocks": (1, 1, 1), "widths": (4, 6, 8)}
@@ -52,9 +51,3 @@ def test_the_encoder_is_the_trunk_of_the_network_for_classification(encoder):
     _, maps, _ = jax.jit(segmenter.apply_with_features)(given, x)
     _, pooled, _ = jax.jit(classifier.apply_with_features)(below, x)
     np.testing.assert_allclose(maps.mean((1, 2)), pooled, rtol=1e-5, atol=1e-6)
-
-
-def test_enlarging_is_bilinear_between_the_centers_of_pixels():
-    x = jnp.asarray([[0.0, 4.0]])[:, None, :, None]  # one row of two pixels
-    found = upsample(x, (3, 4))[0, :, :, 0]
-    np.testing.assert_allclose(found, [[0, 1, 3, 4]] * 3, atol=1e-6)

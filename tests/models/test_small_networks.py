@@ -105,13 +105,3 @@ def test_leaf_networks_have_the_sizes_of_the_paper():
     assert count(femnist) == 832 + 51264 + (7 * 7 * 64 + 1) * 2048 + 2049 * 62
     with pytest.raises(ValueError, match="at least 16 pixels .* 4 poolings"):
         MODELS["leaf_celeba"]((12, 84, 3))
-
-
-def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
-    model = MODELS["logistic"]((60,), num_classes=3)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 60)), jnp.float32)
-    variables = jax.tree.map(lambda w: 1 + np.array(w), model.init(jax.random.key(0)))
-    logits, features, _ = jax.jit(model.apply_with_features)(variables, x)
-    np.testing.assert_array_equal(features, logits)
-    kernel = variables["params"]["classifier"]["kernel"]
-    np.testing.assert_allclose(logits, x @ kernel + 1, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,6 @@ import types
 import zipfile
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -111,28 +110,11 @@ def test_a_file_of_pytorchs_own_is_read():
     assert np.shares_memory(found["layer.weight"], found["layer.turned"])
 
 
-def test_pytorch_reads_what_is_written(tmp_path):
-    torch = pytest.importorskip("torch")
-    arrays = own_names(drawn("iresnet")["params"])
-    write_weights(tmp_path / "w.pt", arrays, {})
-    found = torch.load(tmp_path / "w.pt", weights_only=True)
-    assert list(found) == list(arrays)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name].numpy(), array)
-
-
 class Tensor:
     """What stands for PyTorch's."""
 
-    def __init__(self, array, nbytes=None):
+    def __init__(self, array):
         self.array, self.dtype = array, str(array.dtype)
-        self._bytes = array.nbytes if nbytes is None else nbytes
-
-    def numel(self):
-        return self._bytes
-
-    def element_size(self):
-        return 1
 
     def detach(self):
         return self
@@ -201,7 +183,6 @@ def test_what_torch_refuses_and_what_grows_is_refused_by_name(tmp_path, torch_lo
             "got objects that torch.load",
         ),
         ([Tensor(ONE)], "must hold a state dict, got a list"),
-        ({"a": Tensor(ONE, nbytes=100)}, "a tensor must take at most 0.00 GiB"),
         ({"a": Tensor(np.float32([1, np.nan]))}, "a must hold finite numbers, got 1 "),
         (
             RuntimeError("invalid\nheader"),
@@ -212,15 +193,6 @@ def test_what_torch_refuses_and_what_grows_is_refused_by_name(tmp_path, torch_lo
         with pytest.raises(ValueError, match=f"w.pt.*{message}") as error:
             read_weights(path)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, "bfloat16"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_are_refused_by_name(dtype, value, tmp_path):
-    array = np.asarray(jnp.array([1, value, 2], dtype))
-    write_weights(tmp_path / "w.safetensors", {"fine": ONE, "bad": array})
-    with pytest.raises(ValueError, match="w.safetensors: bad must hold finite numbers"):
-        read_weights(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(

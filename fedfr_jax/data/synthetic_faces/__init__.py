@@ -6,8 +6,8 @@ the face. `render` paints the two together from analytic shapes. Every image dep
 (seed, person, image number) only, so sets of different sizes share their people.
 Values are float32 even under x64; the bits of an image may differ between backends.
 
-Measured by `python experiments/faces_synthetic/probe.py` (32 px, 100 people x 12 to
-train, 50 others to test) on 2 CPU cores shared with other jobs:
+Measured by `experiments/faces_synthetic/probe.py` of commit 78346f15 (32 px, 100 people
+x 12 to train, 50 others to test) on 2 CPU cores shared with other jobs:
 
                                                    difficulty 1   difficulty 0.6
     ridge on pixels, closed set of 50 people, 6+6      0.26            0.63

@@ -25,7 +25,7 @@ from fedfr_jax.central.class_parallel import (
     ClassSoftmax,
     SampledClasses,
     class_losses,
-    gather_losses,
+    gather_batch,
     rows_per_device,
 )
 from fedfr_jax.central.settings import Training, check_patterns, num_devices
@@ -121,7 +121,7 @@ def class_parallel_loss(
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
         numbers = numbers_of(stats) if rule.state else {}
-        valid = gather_losses(batch.is_valid)
+        valid = gather_batch(batch.is_valid)
         class_softmax = build_class_softmax(
             rule, numbers, sampling_key(key, 1), interclass_filtering_threshold, valid
         )

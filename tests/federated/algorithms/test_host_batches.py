@@ -84,7 +84,7 @@ def test_clients_train_on_the_listed_batches(where):
 
 def test_central_steps_take_the_listed_rows_on_every_device():
     lists = lambda word, steps: (word + np.arange(steps * 8).reshape(steps, 8)) % 30
-    one = EpochOrder(4, 30, 8, 1, seed=0, lists=lists)
+    one = EpochOrder(4, 30, 8, 1, seed=0, batch_order=lists)
     two = one._replace(num_devices=2)
     listed = lists(one.word(0), one.num_steps)
     rows = one.rows(one.word(0), 1, 2, listed)
