@@ -5,6 +5,7 @@ Shipped configs, with data, split, network and rows in small.
 
 import io
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ from fedfr_jax.config.files import find, load
 from fedfr_jax.deploy.face_images import read_images
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.schema import with_tuples
-from fedfr_jax.tasks import classification, segmentation
 from fedfr_jax.tasks.data import build_preprocessing
 from fedfr_jax.tasks.faces import evaluator as evaluator_module
 from fedfr_jax.tasks.reid import evaluator as reid_judge
@@ -272,9 +272,9 @@ def counted(*_):
 
 BUILDERS = (
     (evaluator_module, "build_embed", embedded),
-    (classification, "build_embed", embedded),
+    (sys.modules["fedfr_jax.tasks.classification"], "build_embed", embedded),
     (reid_judge, "build_embed", embedded),
-    (segmentation, "build_sums", counted),
+    (sys.modules["fedfr_jax.tasks.segmentation"], "build_sums", counted),
 )
 
 
