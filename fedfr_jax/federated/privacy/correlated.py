@@ -8,7 +8,6 @@ jax_privacy's.
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -116,7 +115,14 @@ def blt_noise(*, rounds: Count, min_separation: Count = 1) -> Strategy:
 
 def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
     """Strategy of a `BufferedToeplitz` whose first column is `coef` [T]."""
-    from jax_privacy.matrix_factorization import buffered_toeplitz
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+    def sensitivity(rounds):
+        with _plain_float64():
+            squared = toeplitz.minsep_sensitivity_squared(
+                jnp.asarray(coef[:rounds]), min_separation
+            )
+        return math.sqrt(float(squared))
 
     builder = buffered_toeplitz.StreamingMatrixBuilder(
         buf_decay=np.asarray(blt.buf_decay, np.float32),
@@ -128,22 +134,5 @@ def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
         min_separation=min_separation,
         is_banded=False,
         noising=builder.build_inverse(),
-        sensitivity=functools.partial(min_separation_sensitivity, coef, min_separation),
+        sensitivity=sensitivity,
     )
-
-
-def min_separation_sensitivity(
-    coef: np.ndarray, min_separation: int, rounds: int
-) -> float:
-    """Sensitivity of a Toeplitz strategy of `rounds` rows to updates of norm 1.
-
-    Args:
-      coef: first column, [T], T >= rounds; positive and falling.
-    """
-    from jax_privacy.matrix_factorization import toeplitz
-
-    with _plain_float64():
-        squared = toeplitz.minsep_sensitivity_squared(
-            jnp.asarray(coef[:rounds]), min_separation
-        )
-    return math.sqrt(float(squared))

@@ -288,16 +288,9 @@ def test_rules_and_mixing_give_the_numbers_of_byzfl(golden):
                 close(value, arrays[f"{of}_{name}"], rtol=near, atol=near)
 
 
-def test_clipping_and_buckets_of_a_known_order_are_byzfls(golden):
+def test_buckets_of_a_known_order_are_byzfls(golden):
     arrays = golden("robust_byzfl")
     with jax.enable_x64(True):
-        for c in (1, 2):
-            link = clip_by_global_norm(max_norm=c)
-            send = lambda x, link=link: link.summarize(
-                jax.random.key(0), (), [x], jnp.ones(())
-            )
-            (clipped,) = jax.jit(jax.vmap(send))(arrays["X"])[0].update
-            close(clipped, arrays[f"X_clip_c{c}"])
         for size in (2, 3):
             place = np.argsort(arrays[f"X_bucket_s{size}_perm"])
             is_in = place[None] // size == np.arange(-(-11 // size))[:, None]

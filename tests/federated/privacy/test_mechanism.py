@@ -123,24 +123,18 @@ def test_the_clip_norm_follows_the_quantile_as_andrew_et_al_have_it(golden):
         np.testing.assert_allclose(given.noise_std, arrays["aclip_split_z_delta"][i, j])
 
 
-def test_the_bit_of_an_update_that_is_not_clipped_is_half():
-    """Norms 0.5, 1 (as long as C) and 4: two of three are inside, of 6 expected."""
-    given = settings(clip_quantile=0.5, clip_count_std=1e-9)
-    updates = {"x": np.array([[0.5, 0], [0, 1.0], [4.0, 0]], np.float32)}
-    _, state = aggregate(private_mean(given), updates)
-    inside = (2 * 0.5 - 0.5) / 6 + 0.5
-    expected = np.exp(-0.2 * (inside - 0.5))
-    np.testing.assert_allclose(state.clip_norm, expected, rtol=1e-6)
+@pytest.mark.parametrize("broken", [0.0, np.nan, 1e30])
+def test_updates_that_are_not_clipped_are_counted_by_halves(broken):
+    """Norms 0.5, 1 (as long as C) and 4; one that is no number counts as 0.
 
-
-@pytest.mark.parametrize("broken", [np.nan, 1e30])
-def test_an_update_whose_norm_is_no_number_is_one_of_nothing(broken):
-    """Also of numbers whose squares are none; it counts as not clipped."""
+    Also of numbers whose squares are none.
+    """
     link = private_mean(settings(clip_quantile=0.5, clip_count_std=1e-9))
-    updates = {"x": np.array([[0.5, 0], [broken, 1.0]], np.float32)}
-    found, state = aggregate(link, updates)
-    np.testing.assert_allclose(found["x"], [0.5 / 6, 0], rtol=1e-6)
-    np.testing.assert_allclose(state.clip_norm, np.exp(-0.2 / 6), rtol=1e-6)
+    updates = np.array([[0.5, 0], [0, 1.0], [4.0, 0], [broken, 0]], np.float32)
+    found, state = aggregate(link, {"x": updates})
+    np.testing.assert_allclose(found["x"], [1.5 / 6, 1 / 6], rtol=1e-6)
+    share = (3 * 0.5 - 0.5) / 6 + 0.5  # three of four are inside, of 6 expected
+    np.testing.assert_allclose(state.clip_norm, np.exp(-0.2 * (share - 0.5)), rtol=1e-6)
 
 
 def play_private(make, **options):
