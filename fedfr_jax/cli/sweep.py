@@ -94,13 +94,11 @@ def sweep(
         if row := results_row(run, folder, data_changed):
             results.add(folder, row)
     rows = results.read(folder)
-    show_results(runs, rows)
+    trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
+    if evaluations := results.mean_over_seeds(trained):
+        show(result_table({"methods": evaluations}))
+        show(best_value(evaluations))
     print(folder / "results.csv")
-    check_any_trained(runs, rows, folder)
-
-
-def check_any_trained(runs: Sequence[Run], rows: Mapping[str, dict], folder) -> None:
-    """Raise ValueError if every run of the sweep has failed."""
     errors = [rows.get(run.name, {}).get("error") for run in runs]
     if all(errors):
         raise ValueError(
@@ -108,14 +106,6 @@ def check_any_trained(runs: Sequence[Run], rows: Mapping[str, dict], folder) -> 
             f"The first error: {errors[0]} See error.txt in its folder; --retry_failed "
             "trains them again."
         )
-
-
-def show_results(runs: Sequence[Run], rows: Mapping[str, dict]) -> None:
-    """Print a table of the runs, seeds as mean and deviation, and the best setting."""
-    trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
-    if evaluations := results.mean_over_seeds(trained):
-        show(result_table({"methods": evaluations}))
-        show(best_value(evaluations))
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:
@@ -147,7 +137,8 @@ def results_row(
     """
     path = folder / run.name
     row = {"run": run.name, **run.changes}
-    print(f"{run.name}: {describe_member(run.changes)}", flush=True)
+    changes = ", ".join(f"{key}={value}" for key, value in run.changes.items())
+    print(f"{run.name}: {changes}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
             experiment = claim_run(run, path, stack, changed)
@@ -225,11 +216,6 @@ def check_same_images(
     now = data_digest.digest_source(used.source)
     if not path.exists() or data_digest.compare(path, now, changed):
         data_digest.write(now, path)
-
-
-def describe_member(changes) -> str:
-    """Format a run's changed settings in one line."""
-    return ", ".join(f"{key}={value}" for key, value in changes.items())
 
 
 def parse_axis(word: str) -> tuple[tuple[str, ...], list]:

@@ -36,64 +36,30 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         main(["train"])
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (
-            ["nosuch"],
-            "command must be one of ['completion', 'configs', 'convert', ",
-        ),
-        (["train", "--config=configs/none.py"], "--config must be one of"),
-        (["train", "--config=CONFIG"], "needs --workdir=DIR"),
-        (["train", "--config=CONFIG", "--nosuch=1"], "flags must be among"),
-        (
-            ["train", "--config=CONFIG", "--profile=3"],
-            "--profile: must be A:B with 1 <= A <= B, got '3'",
-        ),
-        (
-            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
-            "coordinator, num_processes and process_id must all be set",
-        ),
-        (
-            ["launch", "--num_hosts=2", "train"],
-            "--num_hosts needs --coordinator=HOST",
-        ),
-        (
-            [
-                "train",
-                "--config",
-                "CONFIG",
-                "--workdir=WORKDIR",
-                "--config.modle.depth=3",
-            ],
-            "'seed', 'task'], got 'modle' (did you mean model?)",
-        ),
-        (
-            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--method=fedfr"],
-            "got '--method=fedfr' (did you mean --methods?)",
-        ),
-        (
-            ["prepare", "--config=CONFIG", "--checksums"],
-            "--checksums needs a packed data set: add --pack=FOLDER",
-        ),
-        (
-            ["prepare", "--config=CONFIG", "--config.data.name=fei"],
-            "config.data must have",
-        ),
-        (["prepare", "--config=CONFIG", "--config.data.path=nosuch.npz"], "nosuch.npz"),
-        (
-            ["convert", "--input=nosuch.pth", "--output=a.npz"],
-            "nosuch.pth must be there, got no such file",
-        ),
-    ],
-)
-def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
-    words = [w.replace("CONFIG", str(config)) for w in words]
-    code = main([w.replace("WORKDIR", str(tmp_path / "run")) for w in words])
+COMMANDS = """\
+nosuch -> command must be one of ['completion', 'configs', 'convert'
+train --config=configs/none.py -> --config must be one of
+train --config=CONFIG -> needs --workdir=DIR
+train --config=CONFIG --nosuch=1 -> flags must be among
+train --config=CONFIG --profile=3 -> --profile: must be A:B with 1 <= A <= B, got '3'
+train --config=CONFIG --workdir=W --process_id=1 -> process_id must all be set
+launch --num_hosts=2 train -> --num_hosts needs --coordinator=HOST
+train --config CONFIG --workdir=W --config.modle.depth=3 -> (did you mean model?)
+train --config=CONFIG --workdir=W --method=fedfr -> (did you mean --methods?)
+prepare --config=CONFIG --checksums -> needs a packed data set: add --pack=FOLDER
+prepare --config=CONFIG --config.data.name=fei -> config.data must have
+prepare --config=CONFIG --config.data.path=nosuch.npz -> nosuch.npz
+convert --input=nosuch.pth --output=a.npz -> nosuch.pth must be there, got no such file
+"""
+
+
+@pytest.mark.parametrize("line", COMMANDS.splitlines(), ids=lambda line: line[:40])
+def test_a_mistake_is_one_clear_line(config, line, capsys, tmp_path):
+    command, _, message = line.partition(" -> ")
+    command = command.replace("CONFIG", str(config))
+    code = main(command.replace("=W", f"={tmp_path / 'run'}").split())
     printed = capsys.readouterr()
-    text = printed.err + printed.out
-    assert code == 2
-    assert message in text
+    assert code == 2 and message in printed.err + printed.out
     assert len(printed.err.strip().splitlines()) <= 3  # two mistakes, and a hint
 
 
