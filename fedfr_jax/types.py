@@ -640,7 +640,7 @@ class FederatedTrainer(NamedTuple):
     apply: Callable  # (variables of `personalize`, images [B, ...]) -> output [B, D]
     # server -> variables of the evaluated network; None if there is none
     global_model: Callable[[PyTree], PyTree] | None
-    apply_global: Callable  # (variables of `network`, images) -> output [B, D]
+    apply_global: Callable  # (variables of `global_model`, images) -> output [B, D]
     final_adaptation: FinalAdaptation | None = None
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None

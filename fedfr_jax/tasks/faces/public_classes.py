@@ -249,7 +249,7 @@ def first_variables(
 ) -> PyTree:
     """Initialize backbone and public class vectors N(0, 0.01^2), without local classes.
 
-    Also what the margin keeps and learns, see `margin_state`. A `given` backbone takes
+    Also what the margin keeps and learns, see `with_margin_state`. A `given` backbone takes
     the place of the fresh one.
     """
     backbone_key, phi_key = jax.random.split(key)
