@@ -474,7 +474,8 @@ def _check_newest(run: RunState) -> None:
 
     A round overwrites the states, so that earlier runs can no longer be used.
     """
-    if (newest := run.store.newest()) > run.round_number:
+    has_states = bool(jax.tree.leaves(run.store.template))
+    if has_states and (newest := run.store.newest()) > run.round_number:
         raise ValueError(
             f"run must be the newest one, of round {newest}, got round "
             f"{run.round_number}, whose client states are overwritten."

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import simulation
-from fedfr_jax.federated.communication import count_work
+from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.engine import Program
 from fedfr_jax.federated.sampling import sample_cohort
 

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -61,6 +61,12 @@ def quote(value) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
+def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
+    """Convert a tree to arrays in host memory by name: "params/dense/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
+    return {trees.path_name(path): np.asarray(x) for path, x in leaves}
+
+
 def encode(arrays: Mapping[str, np.ndarray]) -> dict[str, EncodedArray]:
     """Encode arrays by name."""
     return {
@@ -69,8 +75,10 @@ def encode(arrays: Mapping[str, np.ndarray]) -> dict[str, EncodedArray]:
     }
 
 
-def decode(arrays: Mapping[str, EncodedArray], template: PyTree) -> PyTree:
-    """Decode arrays by name to a tree like `template` (arrays or shapes).
+def from_arrays(
+    arrays: Mapping[str, EncodedArray] | Mapping[str, np.ndarray], template: PyTree
+) -> PyTree:
+    """Convert arrays by name, encoded or not, to a tree like `template`.
 
     Raises:
       ValueError: for an array that is missing, too much, or not like the template's.
@@ -82,19 +90,25 @@ def decode(arrays: Mapping[str, EncodedArray], template: PyTree) -> PyTree:
     )
 
 
-def _decode(name: str, arrays: Mapping[str, EncodedArray], leaf) -> np.ndarray:
-    sent, dtype = arrays[name], np.dtype(leaf.dtype)
+def _decode(name: str, arrays: Mapping[str, Any], leaf) -> np.ndarray:
+    x, dtype = arrays[name], np.dtype(leaf.dtype)
+    if isinstance(x, np.ndarray):  # bfloat16 has another name in files of NumPy
+        x = x.view(dtype) if x.dtype.kind == "V" else x
+        actual = str(x.dtype), x.shape, x.nbytes
+    else:
+        actual = x.dtype, x.shape, len(x.data)
     expected = str(dtype), tuple(leaf.shape), math.prod(leaf.shape) * dtype.itemsize
-    actual = sent.dtype, sent.shape, len(sent.data)
     if actual != expected:
         raise ValueError(
             f"{name} must have dtype, shape and bytes {expected}, got {quote(actual)}. "
             "Build server and clients from the same algorithm, variables and version "
             "of fedfr_jax."
         )
-    if dtype.kind == "b" and max(sent.data, default=0) > 1:
-        raise ValueError(f"{name} must be bytes 0 or 1, got {max(sent.data)}.")
-    return np.frombuffer(sent.data, dtype).reshape(leaf.shape)
+    if isinstance(x, np.ndarray):
+        return x
+    if dtype.kind == "b" and max(x.data, default=0) > 1:
+        raise ValueError(f"{name} must be bytes 0 or 1, got {max(x.data)}.")
+    return np.frombuffer(x.data, dtype).reshape(leaf.shape)
 
 
 def check_names(kind: str, actual: Iterable[str], expected: Iterable[str]) -> None:

@@ -200,6 +200,13 @@ def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
     return slots._replace(is_received=slots.is_received > 0)
 
 
+def single_slot(**numbers: AnyArray) -> SlotInputs:
+    """Slot inputs of one client outside of a schedule; 0 where none is given."""
+    values = [numbers.get(name, 0) for name in SlotInputs._fields]
+    columns = [jnp.asarray(x, jnp.int32) for x in values[: num_columns(False)]]
+    return unpack(jnp.stack(columns))
+
+
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
     """PRNG key of a client, from the run's."""
     return jax.random.fold_in(key, client)

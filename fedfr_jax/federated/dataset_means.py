@@ -18,10 +18,9 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import (
     DeviceExamples,
     Population,
-    SlotInputs,
     client_view,
     cohort_rows,
-    num_columns,
+    single_slot,
 )
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
 from fedfr_jax.types import Client, Cohort, Prepared, PyTree
@@ -134,8 +133,6 @@ def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
 
 def union_view(feed, rows, count, examples, round) -> Client:
     """Treat the first `count` [] of the table's `rows` [R] as one client."""
-    zero = jnp.int32(0)
-    nothing = SlotInputs(*[zero] * num_columns(False))
-    slot = nothing._replace(offset=rows[0], num_added=count)
+    slot = single_slot(offset=rows[0], num_added=count)
     extra = Prepared(shared=(), added_rows=rows[None], num_added=count[None])
     return client_view(feed, 0, jax.random.key(0), slot, extra, examples, round)

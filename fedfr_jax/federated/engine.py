@@ -46,7 +46,6 @@ from fedfr_jax.federated.client import (
     server_key,
     unpack,
 )
-from fedfr_jax.federated.finite import all_finite
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.types import (
@@ -485,7 +484,7 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
             before = jax.lax.optimization_barrier((server, take(rows, places)))
             trained = whole(*before, slots, order, table, shared)
             server, new, metrics = jax.lax.optimization_barrier(trained)
-            return server, put(rows, places, new), (metrics, all_finite(server))
+            return server, put(rows, places, new), (metrics, trees.is_finite(server))
 
         train = jax.jit(train, inline=True)  # traced once, for shapes and for the loop
 

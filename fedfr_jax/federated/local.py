@@ -13,6 +13,7 @@ many steps left, then short ones. Steps after a client's last are selected away,
 results have the same bits.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,9 +25,7 @@ from jax.custom_batching import custom_vmap
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
-from fedfr_jax.federated.optimizer_keys import fold_in_keys
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
-from fedfr_jax.federated.rates import check_local, check_state
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
@@ -73,7 +72,6 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
         be among those that a phase of training moves.
     """
     freeze = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
-
     make: Any = local.optimizer
 
     def at(rate):
@@ -82,23 +80,13 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
         def update(updates, state, params=None):
             steps, state = inner.update(updates, state, params)
             masked, _ = freeze(unpack(steps), optax.EmptyState())
-            return _pack_like(steps, masked), state
+            is_packed = lambda x: isinstance(x, PackedVariables)
+            as_before = lambda like, x: pack(x) if is_packed(like) else x
+            return jax.tree.map(as_before, steps, masked, is_leaf=is_packed), state
 
         return optax.GradientTransformation(inner.init, update)
 
     return local._replace(optimizer=at)
-
-
-def _pack_like(template, tree):
-    """Pack the collections of `tree` that are packed in `template`."""
-
-    def is_packed(x):
-        return isinstance(x, PackedVariables)
-
-    def pack_one(like, x):
-        return pack(x) if is_packed(like) else x
-
-    return jax.tree.map(pack_one, template, tree, is_leaf=is_packed)
 
 
 class LoopState(NamedTuple):
@@ -170,6 +158,112 @@ def round_decay(
         return rate * factor ** reached.astype(rate.dtype)
 
     return falling if rounds else learning_rate
+
+
+SCHEDULE = (
+    "Give LocalTraining(loss, optax.sgd, lambda round, epoch: schedule(round)), where "
+    "round and epoch count from 0."
+)
+
+
+def check_local(local: LocalTraining) -> None:
+    """Raise ValueError unless the learning rate fits the optimizer."""
+    rate, has_own = local.learning_rate, not callable(local.optimizer)
+    if has_own and rate is not None:
+        raise ValueError(
+            "learning_rate must be None for an optimizer with its own rate, got "
+            f"{rate}. Pass optax.sgd instead of optax.sgd(0.1)."
+        )
+    if not has_own:
+        check_rate(local)
+    if callable(rate):
+        try:
+            inspect.signature(rate).bind(0, 0)
+        except TypeError:
+            raise ValueError(
+                "learning_rate must be a number or a function of (round, epoch), got "
+                f"a function of other arguments. {SCHEDULE}"
+            ) from None
+
+
+def check_rate(local: LocalTraining | Callable) -> None:
+    """Raise ValueError if `local` has no learning rate, for algorithms that need it.
+
+    A function is a training that knows its own.
+    """
+    if not callable(local) and local.learning_rate is None:
+        raise ValueError(
+            "learning_rate must be set for an optimizer that is a function of the "
+            "rate, such as optax.sgd, and for an algorithm that uses it, got None."
+        )
+
+
+def check_state(local: LocalTraining, state: PyTree) -> None:
+    """Raise ValueError if an optimizer's `state` has a learning rate of its own.
+
+    An optax schedule counts steps in the state, which is a new one in every round; and
+    a rate in the state stays that of the first step.
+    """
+    kinds = optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState
+    is_node = lambda x: isinstance(x, kinds)
+    changes = callable(local.optimizer) and callable(local.learning_rate)
+    for node in filter(is_node, jax.tree.leaves(state, is_leaf=is_node)):
+        is_rate_kept = isinstance(node, kinds[1]) and not node.hyperparams_states
+        if not is_rate_kept:
+            raise ValueError(
+                "optimizer must have a constant rate within a round, got an optax "
+                f"schedule, which would restart in every round. {SCHEDULE}"
+            )
+        if changes and "learning_rate" in node.hyperparams:
+            raise ValueError(
+                "optimizer must take a new rate at every step, got "
+                "optax.inject_hyperparams, whose state keeps the first. Pass the "
+                "factory inside, such as optax.sgd."
+            )
+
+
+def fold_in_keys(state: PyTree, key: jax.Array) -> PyTree:
+    """Make every random key in an optimizer's state depend on `key` too.
+
+    A client's optimizer starts anew in every round: from a seed alone, as of
+    `optax.add_noise`, it would draw the same numbers for all clients in all rounds.
+    """
+
+    def fold(x):
+        is_raw = isinstance(x, jax.Array) and (x.dtype, x.shape) == (jnp.uint32, (2,))
+        is_key = is_raw or is_typed_key(x)
+        return jax.random.fold_in(x, jax.random.bits(key)) if is_key else x
+
+    return jax.tree.map(fold, state)
+
+
+def with_raw_keys(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Wrap an optimizer so that keys in its state are numbers, which can be stored."""
+
+    def to_numbers(x):
+        return jax.random.key_data(x) if is_typed_key(x) else x
+
+    def to_key(like, x):
+        if not is_typed_key(like):
+            return x
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+
+    def init(params):
+        return jax.tree.map(to_numbers, optimizer.init(params))
+
+    def update(updates, state, params: Any = None):
+        typed = jax.tree.map(to_key, optimizer.init(params), state)
+        steps, state = optimizer.update(updates, typed, params)
+        return steps, jax.tree.map(to_numbers, state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def is_typed_key(x: jax.Array) -> bool:
+    """Whether it is a key of `jax.random.key`."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def learning_rate_at(

@@ -18,10 +18,11 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import column
 from fedfr_jax.federated.engine import CallInputs, empty_prepared
-from fedfr_jax.federated.finite import check_finite, check_rows
 from fedfr_jax.federated.participation import before_round, finish_log
-from fedfr_jax.federated.programs import GIB, check_memory_on_call, on_mesh
+from fedfr_jax.federated.programs import check_memory_on_call, check_rows_fit, on_mesh
 from fedfr_jax.federated.simulation import (
+    check_finite,
+    check_rows,
     checked_metrics,
     region,
     run_cohorts,
@@ -135,8 +136,8 @@ def load_call(
     """Sample and schedule the rounds, and load the states of all their clients.
 
     Raises:
-      ValueError: when a round would overspend the privacy budget, or the rows do not
-        fit.
+      ValueError: when a round would overspend the privacy budget.
+      MemoryError: when the rows do not fit.
     """
     cohorts, works = [], []
     for number in range(first, first + count):
@@ -151,7 +152,8 @@ def load_call(
     ids = np.unique(clients)
     ids = ids[ids >= 0].astype(np.int64)
     num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
-    check_rows_fit(sim, store, max_rounds, num_rows)
+    num_bytes = num_rows * trees.num_bytes(store.template)
+    check_rows_fit(sim, num_bytes, "rounds_per_call", max_rounds)
     with region("gather"):
         rows, is_new = store.gather(ids)
     places = np.searchsorted(ids, clients).astype(np.int32)
@@ -191,20 +193,6 @@ def pad_rows(x: np.ndarray, size: int) -> np.ndarray:
     if len(x) == size:
         return x
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
-
-
-def check_rows_fit(
-    sim: Simulation, store: Store, max_rounds: int, num_rows: int
-) -> None:
-    """Raise ValueError if the client states of a call do not fit a device."""
-    needed = num_rows * trees.num_bytes(store.template)
-    free = meshes.free_bytes(sim.mesh) if needed else None
-    if free is not None and needed > free:
-        raise ValueError(
-            "rounds_per_call must leave room for the states of its clients on a "
-            f"device, got {max_rounds}: {num_rows:,} states need "
-            f"{needed / GIB:.2f} GiB, {free / GIB:.2f} GiB are free. Lower it."
-        )
 
 
 def train_call(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.communication import count_work
+from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.sampling import (
     check_built_for,

@@ -1,15 +1,14 @@
 """Programs of a round: lowering from shapes, and device memory checks.
 
-Before the first compile only a lower bound of a round's memory is known: its client
-states, and a model for each lane. The compiler then reports what else a round needs;
-what is on the device already (server, examples, arguments) is not counted again. The
-devices of a CPU share the machine's free memory, and so do the processes of a run on
-one machine. All processes check together, and a lack in one of them is an error in all,
-because the others would wait for it forever.
+Before the first compile only the bytes of a round's client states are known. The
+compiler then reports what else a round needs; what is on the device already (server,
+examples, arguments) is not counted again. The devices of a CPU share the machine's free
+memory, and so do the processes of a run on one machine. All processes check together,
+and a lack in one of them is an error in all, because the others would wait for it
+forever.
 """
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 
 import jax
@@ -19,53 +18,38 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import num_columns
-from fedfr_jax.federated.engine import Program
+from fedfr_jax.federated.disclosure import trace_prepare
+from fedfr_jax.federated.engine import Program, empty_prepared
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.mesh import free_bytes, is_out_of_memory
 from fedfr_jax.mesh import shapes_at as placed
-from fedfr_jax.types import Prepared, PyTree, RoundContext
+from fedfr_jax.types import PyTree
 
 MIB, GIB = 2**20, 2**30
 
 
-def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
-    """Raise MemoryError if a round cannot fit; once for each shape of rows and lanes.
+def check_rows_fit(sim: Simulation, num_bytes: float, key: str, value: int) -> None:
+    """Raise MemoryError if client states do not fit a device; once for each size.
 
     Args:
-      sim: its table and `server` are on the devices already.
-      rows: client states of this process' devices, three axes in front of their own.
+      num_bytes: of the states on each device.
+      key, value: of the setting that they depend on.
     """
-    lanes, fitting = sim.settings.clients_per_device, sim.programs.run_whole.fitting
-    shapes = lanes, *(x.shape for x in jax.tree.leaves(rows))
-    if shapes not in fitting:
-        if (free := free_bytes(sim.mesh)) is not None:
-            _check_lower_bound(sim, server, rows, free)
-        fitting.add(shapes)
-
-
-def _check_lower_bound(sim, server, rows, free):
-    lanes, num_devices = sim.settings.clients_per_device, len(sim.mesh.local_devices)
-    # Of a stream the rows of one segment are on the devices.
-    fixed = 0.0 if sim.data.is_streamed else trees.num_bytes(rows) / num_devices
-    # A server may hold more than a lane trains: several networks, or momentum.
-    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), rows)
-    network = jax.eval_shape(sim.algorithm.personalize, server, row)
-    per_lane = trees.num_bytes(network) / sim.mesh.shape[meshes.MODEL]
-    if fixed > free:
+    fitting = sim.programs.run_whole.fitting
+    if not num_bytes or num_bytes in fitting:
+        return
+    free = free_bytes(sim.mesh)
+    if free is not None and num_bytes > free:
         raise MemoryError(
-            "cohort_size must fit the devices' memory, got "
-            f"{sim.settings.cohort_size}: the personal rows need {_gib(fixed)} on "
-            f"each, {_gib(free)} are free."
+            f"{key} must fit the devices' memory, got {value}: the client states need "
+            f"{_gib(num_bytes)} on each, {_gib(free)} are free. Lower it."
         )
-    if (needed := fixed + lanes * per_lane) > free:
-        fits = _fitting_lanes(int((free - fixed) / per_lane), fixed + per_lane)
-        raise MemoryError(
-            f"{_advice(sim)}: a round needs at least {_gib(needed)}, {_gib(free)} are "
-            f"free: {fits}"
-        )
+    fitting.add(num_bytes)
 
 
 @contextlib.contextmanager
@@ -83,7 +67,7 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
         needed = run.needs.get(shapes)
         if needed is None:  # the call below uses this compiled program
-            needed = lowered(run, *arguments).compile().memory_analysis()
+            needed = run.lower(*arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
             if needed is not None and free is not None:
                 if sum(_after_collection(needed)) > free:
@@ -121,8 +105,9 @@ def _memory_message(sim, needed, free) -> str:
     lanes = sim.settings.clients_per_device
     # Memory that lanes share is divided among them, which underestimates one lane's.
     fits = min(int(lanes * max(free - results, 0) / max(working, 1)), lanes - 1)
-    fits = _fitting_lanes(fits, results + working / lanes)
-    return f"{text}, {_gib(free)} are free after the arguments: {fits}"
+    return (
+        f"{text}, {_gib(free)} are free after the arguments: about {max(fits, 0)} fit."
+    )
 
 
 def _advice(sim) -> str:
@@ -135,45 +120,8 @@ def _advice(sim) -> str:
     return f"clients_per_device must fit the device's memory, got {lanes}"
 
 
-def _fitting_lanes(lanes: int, lane_bytes: float) -> str:
-    if lanes < 1:
-        return f"not even one lane fits, which needs at least {_gib(lane_bytes)}."
-    return f"about {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
-
-
 def _gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB"
-
-
-def lowered(run: Program, *arguments) -> jax.stages.Lowered:
-    """`run.lower(*arguments)` without garbage collection, which saves time."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        return run.lower(*arguments)
-    finally:
-        if is_on:
-            gc.enable()
-
-
-def extra_shapes(
-    prepare: Callable, server: PyTree, context: RoundContext
-) -> Prepared | None:
-    """`Prepared` of a cohort as ShapeDtypeStructs on the mesh; None if it needs values.
-
-    Args:
-      prepare: of an `Algorithm`.
-      server: arrays or shapes, like the resident data set of `context`.
-    """
-
-    def prepare_traced(server, dataset):
-        return prepare(server, context._replace(dataset=dataset))
-
-    try:
-        extra = jax.eval_shape(prepare_traced, server, context.dataset)
-    except jax.errors.JAXTypeError:
-        return None
-    return on_mesh(context.mesh, extra)
 
 
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
@@ -183,40 +131,41 @@ def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
     return jax.tree.map(struct, tree)
 
 
-def round_arguments(
-    sim: Simulation,
-    *,
-    cohort_size: int,
-    server: PyTree,
-    row: PyTree,
-    extra: Prepared,
-    table: PyTree,
-    has_participation: bool = False,
-) -> tuple:
+def round_arguments(sim: Simulation, server: PyTree) -> tuple:
     """Arguments of `engine.Round.run_whole` as shapes, for `lower`.
 
     Args:
-      cohort_size: K of the round.
-      row: one client's personal state, arrays or shapes.
-      server, extra, table: as the round gets them, arrays or placed shapes.
-      has_participation: clients of the cohort may be absent.
+      server: arrays or placed shapes.
 
     Returns:
       (server, rows, slots, order, table, shared), shapes of rows and slots
       [A, w, L, ...], of order [K] and of the round.
+
+    Raises:
+      jax.errors.JAXTypeError: if the algorithm's `prepare` needs values.
     """
     mesh, lanes = sim.mesh, sim.settings.clients_per_device
-    devices = mesh.shape[meshes.CLIENTS]
+    devices, table = mesh.shape[meshes.CLIENTS], sim.device_data
+    row = jax.eval_shape(sim.algorithm.init_personal, jax.random.key(0), server)
+    cohort, extra = before_round(sim, (), 0), empty_prepared(sim.num_places)
+    if sim.algorithm.prepare:
+        context = sim.context(cohort)
+        if isinstance(table, Stream):
+            examples = trees.shapes(table.example, table.num_examples)
+            context = context._replace(dataset=examples)
+        extra = trace_prepare(sim.algorithm, server, context, 0).extra
     plan = build_schedule(
-        np.ones(cohort_size, np.int64),
+        np.ones(sim.num_places, np.int64),
         num_devices=devices,
         lanes=lanes,
         shards=sim.settings.partial_sums,
     )
     waves = plan.slots.size // (devices * lanes)
+    may_miss = sim.settings.systems.has_participation
+    has_participation = cohort.participation is not None or may_miss
     columns = jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32)
     rows, slots = trees.shapes((row, columns), devices, waves, lanes)
-    order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
+    order = jax.ShapeDtypeStruct((sim.num_places,), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     extra = extra._replace(num_added=())  # it is in the slots
     return (
@@ -225,5 +174,5 @@ def round_arguments(
         placed(slots, meshes.over_clients(mesh)),
         on_mesh(mesh, order),
         table,
-        (extra, on_mesh(mesh, number), sim.key, sim.hyper),
+        (on_mesh(mesh, extra), on_mesh(mesh, number), sim.key, sim.hyper),
     )

@@ -10,7 +10,6 @@ A client gets its own key and never the run's, so that it cannot compute the ser
 random numbers, such as the noise of a private mean.
 """
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -31,42 +30,33 @@ from fedfr_jax.federated.answers import (
     check_numbers,
     check_round_of,
     check_weights,
-    decode,
     encode,
+    from_arrays,
     read_example,
     read_metrics,
+    to_arrays,
     weights_of,
 )
 from fedfr_jax.federated.client import (
     Population,
-    SlotInputs,
     client_key,
     client_view,
     listed_rows,
-    num_columns,
-    unpack,
+    single_slot,
 )
 from fedfr_jax.federated.engine import (
-    IS_FINITE,
     LaneOutput,
     empty_prepared,
     next_server,
     train_client,
 )
-from fedfr_jax.federated.finite import (
-    check_metrics,
-    check_rows,
-    check_state,
-    check_updates,
-)
-from fedfr_jax.federated.participation import cohort_of_round
+from fedfr_jax.federated.participation import check_participation, cohort_of_round
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.privacy.mechanism import accountant_of
-from fedfr_jax.federated.sampling import check_built_for, check_sampling, random_client
+from fedfr_jax.federated.sampling import random_client
+from fedfr_jax.federated.simulation import check_metrics, check_rows, check_state
 from fedfr_jax.federated.state import Settings
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
-
-Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/kernel"
 
 
 class ClientData(NamedTuple):
@@ -112,7 +102,6 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
 def check_deployment(deployment: Deployment) -> None:
     """Raise ValueError if real clients cannot run the algorithm or the cohort."""
     algorithm, settings = deployment.algorithm, deployment.settings
-    cohort_size = deployment.cohort_size
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
         raise ValueError(
@@ -124,9 +113,7 @@ def check_deployment(deployment: Deployment) -> None:
             f"the server needs updates that are summed, but {algorithm} sends none. "
             "Choose an algorithm like fedavg."
         )
-    check_built_for(algorithm, deployment.num_clients)
-    check_sampling(settings.sampling, deployment.num_clients, cohort_size)
-    algorithm.check_cohort(cohort_size)
+    check_participation(settings, algorithm, deployment.num_clients)
     if not callable(settings.local_epochs):
         algorithm.check_epochs(int(np.min(settings.local_epochs)))
     accountant_of_deployment(deployment)
@@ -136,36 +123,6 @@ def accountant_of_deployment(deployment: Deployment) -> Accountant | None:
     """Accountant of a deployment from its first round; None without privacy."""
     sizes = deployment.num_clients, deployment.cohort_size
     return accountant_of(deployment.algorithm, deployment.settings.sampling, *sizes)
-
-
-def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
-    """Convert a tree to {name: array}, in host memory."""
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
-    return {trees.path_name(path): np.asarray(x) for path, x in leaves}
-
-
-def from_arrays(arrays: Arrays, template: PyTree, sender: str) -> PyTree:
-    """Convert {name: array} to a tree like `template` (arrays or shapes).
-
-    Raises:
-      ValueError: for a leaf that is missing or of another shape, naming the `sender`.
-    """
-
-    def pick(path, leaf):
-        name, expected = trees.path_name(path), (*leaf.shape, str(leaf.dtype))
-        x = arrays.get(name)
-        if x is not None and x.dtype.kind == "V":  # bfloat16 in files of NumPy
-            x = x.view(leaf.dtype)
-        actual = None if x is None else (*x.shape, str(x.dtype))
-        if actual != expected:
-            raise ValueError(
-                f"{name} of {sender} must be {expected}, got {actual}. Build server "
-                "and clients from the same algorithm, variables and version of "
-                "fedfr_jax."
-            )
-        return x
-
-    return jax.tree_util.tree_map_with_path(pick, template)
 
 
 # Functions of both sides.
@@ -201,19 +158,6 @@ def client_round(deployment: Deployment) -> Callable:
         return train_client(algorithm, key, server, personal, slot, view, round)
 
     return run
-
-
-def single_slot(data: ClientData, **numbers) -> SlotInputs:
-    """Slot inputs of the engine for a single client."""
-    values = {
-        "num_classes": data.num_classes,
-        "offset": data.offset,
-        "num_examples": data.dataset.num_examples,
-        **numbers,
-    }
-    slot = unpack(np.zeros(num_columns(False), np.int32))
-    types = {name: x.dtype.type for name, x in slot._asdict().items() if x is not None}
-    return slot._replace(**{name: types[name](x) for name, x in values.items()})
 
 
 def host_zeros(shapes: PyTree) -> PyTree:
@@ -269,15 +213,15 @@ def build_client(deployment: Deployment) -> Callable:
 
     def train(client, task, arrays, personal):
         data = deployment.client_data(client)
-        server = from_arrays({**to_arrays(zeros), **arrays}, zeros, "the server")
-        row = new_row
-        if personal:
-            row = from_arrays(personal, new_row, f"the state of client {client}")
+        server = from_arrays({**to_arrays(zeros), **arrays}, zeros)
+        row = from_arrays(personal, new_row) if personal else new_row
         steps = deployment.batching.steps_per_epoch(data.dataset.num_examples)
         epochs = np.asarray(deployment.settings.epochs(task.round))
         epochs = int(epochs[client] if epochs.ndim else epochs)
         slot = single_slot(
-            data,
+            num_classes=data.num_classes,
+            offset=data.offset,
+            num_examples=data.dataset.num_examples,
             client=client,
             cohort_index=task.cohort_index,
             is_new=not personal,
@@ -339,26 +283,21 @@ class RemoteServer(NamedTuple):
         Args:
           accepted: [N] as of the task; None: not known.
         """
-        if accepted is None:
-            accepted = np.zeros(self.deployment.num_clients, np.int32)
-        seed = self.deployment.settings.seed
-        round, asked = cohort.round, asked_clients(cohort)
-        random_id = random_client(asked, seed, round)
-        key_of_client = functools.partial(client_key, jax.random.key(seed))
-        keys = jax.vmap(key_of_client)(jnp.asarray(cohort.ids))
-        key_data = np.asarray(jax.random.key_data(keys))
-        tasks = {
-            int(client): ClientTask(
+        seed, asked = self.deployment.settings.seed, asked_clients(cohort).tolist()
+        random_id = random_client(np.array(asked, int), seed, cohort.round)
+        keys = {k: client_key(jax.random.key(seed), k) for k in asked}
+        return {
+            client: ClientTask(
                 run=run,
-                round=round,
-                accepted=int(accepted[client]),
-                key=key_data[i],
+                round=cohort.round,
+                accepted=0 if accepted is None else int(accepted[client]),
+                key=np.asarray(jax.random.key_data(keys[client])),
                 cohort_index=i,
-                is_random_client=bool(client == random_id),
+                is_random_client=client == random_id,
             )
-            for i, client in enumerate(cohort.ids)
+            for i, client in enumerate(cohort.ids.tolist())
+            if client in keys
         }
-        return {client: tasks[client] for client in asked.tolist()}
 
     def arrays(self, state: PyTree) -> dict[str, np.ndarray]:
         """Arrays of the server's state that clients read."""
@@ -392,7 +331,8 @@ class RemoteServer(NamedTuple):
             can have, whatever its own flags say.
         """
         is_private = self.deployment.algorithm.privacy is not None
-        sent = decode(reply.arrays, sent_parts(self.deployment, self.total, self.lane))
+        expected = sent_parts(self.deployment, self.total, self.lane)
+        sent = from_arrays(reply.arrays, expected)
         check_numbers(sent)
         metrics = read_metrics(reply.metrics, {} if is_private else self.lane.metrics)
         total, lane = sent["sum"], host_zeros(self.lane)._replace(is_finite=np.True_)
@@ -452,10 +392,9 @@ class RemoteServer(NamedTuple):
 
     def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
         """Check metrics [n] and the state of a round, see `store_personal_state`."""
-        check_updates(metrics.pop(IS_FINITE), ids, round)
         if self.deployment.algorithm.privacy:  # clients have not sent their metrics
             metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
-        check_metrics(metrics, ids, round)
+        metrics = check_metrics(metrics, ids, round)
         check_state(state, f"round {round + 1}")
         if self.accountant:
             epsilon = self.accountant.epsilon_bound(round + 1)
@@ -473,7 +412,7 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
       example: of `describe_example`, as a client sends it.
     """
     table = read_example(example)
-    state, slot = server_shapes(deployment), single_slot(ClientData(table, 1))
+    state, slot = server_shapes(deployment), single_slot(num_examples=1, num_classes=1)
     arguments = state, personal_shapes(deployment), slot, table
     trace = jax.make_jaxpr(client_round(deployment), return_shape=True)
     program, (total, lane) = trace(*arguments, np.int32(0), jax.random.key(0))

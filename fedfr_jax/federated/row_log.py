@@ -54,32 +54,28 @@ def read_rows(path: pathlib.Path) -> LoggedRows:
       ValueError: naming the file, when it is damaged.
     """
     check_file(path)
-    try:
-        with path.open("rb") as file:
-            sizes, ids, stamps = (read_npy(file) for _ in range(3))
-            population, row_bytes = sizes.tolist()
-            start, end = file.tell(), os.fstat(file.fileno()).st_size
-        check_header(population, row_bytes, ids, stamps)
-        if len(ids) * row_bytes != end - start:
-            raise ValueError(f"it must have {len(ids)} states, but is truncated")
-        return LoggedRows(population, row_bytes, ids, stamps, path, start)
-    except (ValueError, TypeError, EOFError) as error:
-        raise ValueError(
-            f"{path} must be an undamaged log file, but is damaged ({error})."
-        ) from error
+    with path.open("rb") as file:
+        try:
+            header = read_npy(file)
+        except (ValueError, EOFError) as error:
+            raise damaged(path, str(error)) from error
+        start, end = file.tell(), os.fstat(file.fileno()).st_size
+    if header.dtype != np.int64 or header.ndim != 2 or header.shape[1:] != (2,):
+        raise damaged(path, f"its header is {header.dtype} {header.shape}")
+    if not len(header) or (header < 0).any():
+        raise damaged(path, "it has a negative number or none")
+    (population, row_bytes), (ids, stamps) = header[0].tolist(), header[1:].T
+    is_ascending = (ids[1:] > ids[:-1]).all() and (ids < population).all()
+    if not is_ascending or ((stamps < 1) | (stamps >= 2**31)).any():
+        raise damaged(path, f"ids do not ascend below {population}")
+    if len(ids) * row_bytes != end - start:
+        raise damaged(path, f"it must have {len(ids)} states, but is truncated")
+    return LoggedRows(population, row_bytes, ids, stamps.astype(np.int32), path, start)
 
 
-def check_header(population: int, row_bytes: int, ids, stamps) -> None:
-    """Raise ValueError unless the parts of a log file's header fit each other."""
-    is_of = lambda array, dtype: array.dtype == dtype and array.ndim == 1
-    if not (is_of(ids, np.int64) and is_of(stamps, np.int32)):
-        raise ValueError(f"ids must be a list of int64, got {ids.dtype} {ids.shape}")
-    if type(population) is not int or type(row_bytes) is not int or row_bytes < 0:
-        raise ValueError(f"sizes must be whole, got {population}, {row_bytes}")
-    is_ascending = (ids[1:] > ids[:-1]).all() and (ids >= 0).all()
-    is_known = is_ascending and (ids < population).all()
-    if len(ids) != len(stamps) or not is_known or (stamps < 1).any():
-        raise ValueError("ids must ascend below the population, got others")
+def damaged(path: pathlib.Path, why: str) -> ValueError:
+    """Build the error for a damaged log file."""
+    return ValueError(f"{path} must be an undamaged log file, but is damaged ({why}).")
 
 
 def write_rows(
@@ -91,9 +87,10 @@ def write_rows(
     blocks: Iterable[np.ndarray],
 ) -> None:
     """Write a log file atomically; `blocks` are the rows' bytes, in order."""
+    sizes = np.array([[population, row_bytes]], np.int64)
+    clients = np.stack([ids, stamps], axis=1).astype(np.int64)
     with replace_file(path) as file:
-        for part in (np.array([population, row_bytes]), ids, stamps):
-            np.save(file, part)
+        np.save(file, np.concatenate([sizes, clients]))
         for block in blocks:
             file.write(block.tobytes())
 

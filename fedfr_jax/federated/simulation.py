@@ -4,14 +4,16 @@ A simulation is one run; the members of a sweep are several in one program. Both
 `Runs`, and go the same way through a round.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
@@ -21,13 +23,6 @@ from fedfr_jax.federated.engine import (
     compile_round,
     empty_prepared,
     round_functions,
-)
-from fedfr_jax.federated.finite import (
-    check_dropped,
-    check_metrics,
-    check_rows,
-    check_state,
-    check_updates,
 )
 from fedfr_jax.federated.model_parallel import row_placement
 from fedfr_jax.federated.participation import (
@@ -40,8 +35,8 @@ from fedfr_jax.federated.participation import (
 )
 from fedfr_jax.federated.privacy.mechanism import accountant_of, check_prepare
 from fedfr_jax.federated.programs import (
-    check_memory,
     check_memory_on_call,
+    check_rows_fit,
 )
 from fedfr_jax.federated.sampling import random_client
 from fedfr_jax.federated.schedule import build_schedule, choose_steps_per_loop
@@ -194,8 +189,10 @@ def run_cohorts(
     members = [runs.member(servers, s) for s in range(len(sims))]
     parts = zip(sims, members, stores, cohorts, strict=True)
     works = [assign(*part) for part in parts]
-    if not runs.is_sweep:
-        check_memory(sims[0], servers, works[0].rows)
+    if not data.is_streamed:  # of a stream the rows of a segment are on the devices
+        num_bytes = trees.num_bytes([work.rows for work in works])
+        num_bytes /= len(sims[0].mesh.local_devices)
+        check_rows_fit(sims[0], num_bytes, "cohort_size", sims[0].settings.cohort_size)
     with region("gather"):
         loaded = load_round(runs, works, cohorts[0].round)
     with region("train"):
@@ -398,14 +395,93 @@ def checked_metrics(metrics: dict, cohort: Cohort, min_kept: float) -> dict:
     Returns:
       The metrics without `IS_FINITE`.
     """
-    is_finite = metrics[IS_FINITE]
-    metrics = {name: x for name, x in metrics.items() if name != IS_FINITE}
-    check_metrics(metrics, cohort.ids, cohort.round)
-    check_updates(is_finite, cohort.ids, cohort.round)
+    metrics = check_metrics(metrics, cohort.ids, cohort.round)
     part = cohort.participation
     received = cohort.ids if part is None else cohort.ids[part.is_received]
     check_dropped(received_metrics(metrics, part), received, cohort.round, min_kept)
     return metrics
+
+
+def check_metrics(metrics: dict, ids: np.ndarray, round: int) -> dict:
+    """Check the metrics {name: [K]} of a cohort `ids` [K] and its updates.
+
+    A loss is taken before its step, so a client's last step can spoil the parameters
+    under a finite loss.
+
+    Returns:
+      The metrics without `IS_FINITE`.
+
+    Raises:
+      FloatingPointError: for the first client with a number that is not finite. Rounds
+        count from 1 in messages.
+    """
+    is_fine = metrics[IS_FINITE] > 0
+    metrics = {name: x for name, x in metrics.items() if name != IS_FINITE}
+    for name, values in [*metrics.items(), ("update", np.where(is_fine, 0, np.nan))]:
+        is_finite = np.isfinite(values)
+        if not is_finite.all():
+            first = is_finite.argmin()
+            origin = f"client {ids[first]} in round {round + 1}"
+            check_number(name, values[first], origin)
+    return metrics
+
+
+def check_number(name: str, value: float, origin: str) -> None:
+    """Raise FloatingPointError unless the number is finite."""
+    if not np.isfinite(value):
+        raise FloatingPointError(f"{name} of {origin} must be finite, got {value}")
+
+
+def check_dropped(
+    metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int, min_kept: float
+) -> None:
+    """Raise FloatingPointError if too many clients `ids` [K] are excluded.
+
+    Args:
+      min_kept: share of the cohort that must not be; nor may all be.
+    """
+    is_dropped = metrics.get("dropped", np.zeros(len(ids))) > 0
+    is_enough = not is_dropped.all() and 1 - is_dropped.mean() >= min_kept
+    if is_dropped.any() and not is_enough:
+        bad = ids[is_dropped]
+        some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        raise FloatingPointError(
+            f"updates of round {round + 1} must be finite and within max_norm for at "
+            f"least {min_kept:.0%} of the cohort, got bad ones from {len(bad)} of "
+            f"{len(ids)} clients ({some})"
+        )
+
+
+def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
+    """Raise FloatingPointError if a client's state in `rows` [n, ...] is not finite.
+
+    Args:
+      clients: [n] ids, negative for idle slots.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(rows):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            continue
+        is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
+        if not is_fine.all():
+            name, client = trees.path_name(path), clients[is_fine.argmin()]
+            origin = f"client {client} after round {round + 1}"
+            check_number(f"personal {name}", np.nan, origin)
+
+
+def check_state(state: PyTree, origin: str) -> None:
+    """Raise if a leaf of `state`, of a server or a training, is not finite."""
+    check_finite(_is_finite(state), origin)
+
+
+def check_finite(is_finite: bool, origin: str) -> None:
+    """`check_state` with a known result."""
+    if not is_finite:
+        raise FloatingPointError(
+            f"parameters after {origin} must be finite, got nan or infinity"
+        )
+
+
+_is_finite = jax.jit(trees.is_finite)
 
 
 def store_rows(

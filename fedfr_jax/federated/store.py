@@ -6,7 +6,7 @@ it, 0 for none). A write never touches what the last two checkpoints see, so a r
 is killed at any moment and resumed at either, at round R, reads exactly the rows of
 round R: later stamps do not count. Nothing is written until a client takes part, and
 memory does not grow with N. When a stage has ended, `keep_newest` frees all versions
-but the newest. Where a row is empty, a client has one stamp, of its first round.
+but the newest. Of clients without a state only the stamps are written.
 
 A row ends in a checksum of its bytes, its client and its round, and `seals.txt` has a
 checksum of the stamps that each checkpoint sees: a sum over clients of their newest
@@ -47,8 +47,14 @@ from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
 from fedfr_jax.files import check_bytes, write_text
 from fedfr_jax.types import PyTree
 
-FILL_BYTES = 2**20  # zeros that are written at a time
 BLOCK = 2**12  # clients whose stamps are searched together
+FORMAT = "rows with checksums"  # the first line of layout.txt
+CHECKSUMS = "seals.txt"
+SUM_BYTES = 4
+PROTECTED = 2  # checkpoints whose rows are never overwritten
+VERSIONS = PROTECTED + 1
+Rows = Sequence[np.ndarray] | np.ndarray  # n rows, each [row bytes] uint8
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
 
 
 def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
@@ -59,16 +65,14 @@ def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
     return np.where(stamps > 0, mixed, np.uint64(0))
 
 
-def drop_after(
-    stamps: np.ndarray, round: int, starts: Iterable[int] | None = None
-) -> np.uint64:
+def drop_after(stamps: np.ndarray, round: int, starts: Iterable[int]) -> np.uint64:
     """Remove stamps [N, versions] after `round`; return the others' checksum.
 
     Args:
-      starts: of the blocks of clients that may have stamps; None is all blocks.
+      starts: of the blocks of clients that may have stamps.
     """
     checksum = np.zeros(1, np.uint64)  # arrays wrap around without a warning
-    for start in range(0, len(stamps), BLOCK) if starts is None else starts:
+    for start in starts:
         part = stamps[start : start + BLOCK]
         late = part > round
         if late.any():
@@ -79,31 +83,18 @@ def drop_after(
     return checksum[0]
 
 
-def update_checksums(
-    checksum: np.uint64, ids: np.ndarray, old_stamps: np.ndarray, new_stamps: np.ndarray
-):
-    """Update the store's checksum when the newest stamps of `ids` change."""
-    change = checksum_keys(ids, new_stamps) - checksum_keys(ids, old_stamps)
-    return np.append(change, checksum).sum()
-
-
-def read_checksums(path: pathlib.Path) -> dict[int, np.uint64]:
+def read_checksums(path: pathlib.Path) -> dict[int, int]:
     """Read {round: checksum}; {} if the file is missing or damaged."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
-        pairs = map(str.split, lines)
-        return {int(round): np.uint64(int(checksum)) for round, checksum in pairs}
-    except (FileNotFoundError, ValueError, OverflowError):
+        return {int(round): int(sum) for round, sum in map(str.split, lines)}
+    except (FileNotFoundError, ValueError):
         return {}
 
 
-def write_checksums(path: pathlib.Path, checksums: dict[int, np.uint64]) -> None:
+def write_checksums(path: pathlib.Path, checksums: dict[int, int]) -> None:
     """Write the checksums atomically, to disk."""
-    lines = (f"{round} {checksum}\n" for round, checksum in checksums.items())
-    write_text(path, "".join(lines))
-
-
-FORMAT = "rows with checksums"  # the first line of layout.txt
+    write_text(path, "".join(f"{round} {sum}\n" for round, sum in checksums.items()))
 
 
 def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
@@ -123,15 +114,6 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
             )
 
 
-def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
-    """Raise ValueError unless `folder` has `name.bin` of the size for each name."""
-    for name, size in sizes.items():
-        path = folder / f"{name}.bin"
-        actual_size = path.stat().st_size if path.exists() else 0
-        if actual_size != size:
-            raise lost_states(folder, f"{path.name} of {actual_size} bytes, not {size}")
-
-
 def lost_states(folder: pathlib.Path, got: str) -> ValueError:
     """Build the error for lost client states, with what to do."""
     return ValueError(
@@ -141,58 +123,30 @@ def lost_states(folder: pathlib.Path, got: str) -> ValueError:
     )
 
 
-def open_stamps(
-    path: pathlib.Path,
-    population: int,
-    versions: int,
-    is_kept: bool,
-    is_read_only: bool,
-) -> np.memmap:
-    """Open [N, versions] int32 stamps, allocated fully so that a full disk fails here.
-
-    Changes go to the file if they are to be kept, else to this process' memory; a file
-    that is read only must be there.
-    """
-    size = population * versions * 4
-    if not is_read_only:
-        with open(path, "a+b") as file:
-            if os.path.getsize(path) != size:
-                _allocate(file, size)
-    mode = "r+" if is_kept else "c"
-    return np.memmap(path, np.int32, mode, shape=(population, versions))
+def allocate(path: pathlib.Path, size: int) -> None:
+    """Make a file of `size` bytes, with disk space, so that a full disk fails here."""
+    with open(path, "a+b") as file:
+        if os.path.getsize(path) != size:
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
 
 
-def _allocate(file, size: int) -> None:
-    """Extend a file to `size` bytes, with disk space allocated."""
-    old_size = os.fstat(file.fileno()).st_size
-    if hasattr(os, "posix_fallocate"):
-        file.truncate(size)
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    file.truncate(min(old_size, size))
-    for start in range(old_size, size, FILL_BYTES):
-        file.write(bytes(min(FILL_BYTES, size - start)))
-
-
-def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
-    """Yield the first row of each chunk of `block` rows with data in a sparse file.
+def written_blocks(path: pathlib.Path, block_bytes: int) -> Iterator[int]:
+    """Yield the numbers of the blocks that have data in a sparse file.
 
     A file system that knows no holes has data everywhere.
     """
-    size, start, step = os.path.getsize(path), 0, block * row_bytes
+    size, start = os.path.getsize(path), 0
     with open(path, "rb") as file:
         while start < size:
             try:
                 start = os.lseek(file.fileno(), start, os.SEEK_DATA)
             except OSError:  # nothing from here on
                 return
-            place = start // step
-            yield place * block
-            start = (place + 1) * step
-
-
-SUM_BYTES = 4
-KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
+            number = start // block_bytes
+            yield number
+            start = (number + 1) * block_bytes
 
 
 class StateFile:
@@ -210,15 +164,12 @@ class StateFile:
         flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
         self._file = os.open(path, flags)
         weakref.finalize(self, os.close, self._file)
-        if is_read_only:
-            return
-        if os.fstat(self._file).st_size != num_places * row_bytes:
-            os.ftruncate(self._file, num_places * row_bytes)
+        size = num_places * row_bytes
+        if not is_read_only and os.fstat(self._file).st_size != size:
+            os.ftruncate(self._file, size)
 
-    def read(
-        self, block: np.ndarray, rows: np.ndarray, places: np.ndarray, keys: np.ndarray
-    ) -> np.ndarray:
-        """Read `rows` [n] of `block` [K, row bytes] uint8 from `places` [n].
+    def read(self, rows: Rows, places: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Read the rows at `places` [n] into `rows`.
 
         Returns:
           [n] bool, whether each is there as it was written with its key of `keys` [n].
@@ -227,28 +178,31 @@ class StateFile:
         def read_part(part, start):
             return os.preadv(self._file, [part], start)
 
-        is_whole = [
-            _move_all(read_part, block[row], place * self.row_bytes)
-            for row, place in zip(rows.tolist(), places.tolist(), strict=True)
-        ]
-        sums = _sums((block[row] for row in rows.tolist()), keys)
-        is_whole = np.array(is_whole, bool)
-        return is_whole & (block[rows, -SUM_BYTES:] == sums).all(axis=1)
+        is_whole = self._move_all(read_part, rows, places)
+        found = np.array([row[-SUM_BYTES:] for row in rows]).reshape(-1, SUM_BYTES)
+        return is_whole & (found == _sums(rows, keys)).all(axis=1)
 
-    def write(self, block: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
-        """Write `block` [n, row bytes], with the checksums in its last bytes."""
-        block[:, -SUM_BYTES:] = _sums(block, keys)
-        self.put(block, places)
-
-    def put(self, block: np.ndarray, places: np.ndarray) -> None:
-        """Write `block` [n, row bytes], checksums included, as it is."""
+    def write(self, rows: Rows, places: np.ndarray) -> None:
+        """Write `rows`, checksums included, to `places` [n]."""
 
         def write_part(part, start):
             return os.pwrite(self._file, part, start)
 
-        for row, place in zip(block, places.tolist(), strict=True):
-            if not _move_all(write_part, row, place * self.row_bytes):
-                raise OSError(f"{self.path}: row {place} was only written in part.")
+        if not self._move_all(write_part, rows, places).all():
+            raise OSError(f"{self.path}: a row was only written in part.")
+
+    def _move_all(self, move: Callable, rows: Rows, places: np.ndarray) -> np.ndarray:
+        """Read or write rows by `move(part, start) -> bytes`; [n] bool: it is whole.
+
+        A call of the operating system moves at most 2 GiB.
+        """
+        is_whole = np.ones(len(rows), bool)
+        for i, (row, place) in enumerate(zip(rows, places.tolist(), strict=True)):
+            start = place * self.row_bytes
+            while len(row) and (count := move(row, start)):
+                row, start = row[count:], start + count
+            is_whole[i] = not len(row)
+        return is_whole
 
     def drop(self, places: np.ndarray) -> None:
         """Free the disk blocks that only `places` [n], ascending, occupy.
@@ -269,52 +223,25 @@ class StateFile:
         """Sync the file to disk."""
         os.fsync(self._file)
 
-    def share(self) -> None:
-        """Take a shared lock on the file, until `free`."""
-        self._lock(fcntl.LOCK_SH)
+    def lock(self, kind: int) -> None:
+        """Lock the file by `fcntl.LOCK_SH`, `LOCK_EX` or `LOCK_UN`, if it may change.
 
-    def free(self) -> None:
-        """Release the lock of `share`."""
-        self._lock(fcntl.LOCK_UN)
-
-    @contextlib.contextmanager
-    def exclusive(self):
-        """Context with an exclusive lock on the file."""
-        self._lock(fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            self.free()
-
-    def _lock(self, kind) -> None:
-        """Lock the file, unless it is read-only."""
+        A lock makes NFS drop cached pages.
+        """
         if not self._is_read_only:
             fcntl.flock(self._file, kind)
 
 
-def _sums(rows, keys):
+def _sums(rows: Rows, keys: np.ndarray) -> np.ndarray:
     """CRC-32 [n, 4] uint8 of each row without its checksum, seeded with its key."""
     starts = (keys & np.uint64(0xFFFFFFFF)).tolist()
-    sums = [
-        zlib.crc32(row[:-SUM_BYTES], start)
-        for row, start in zip(rows, starts, strict=True)
-    ]
+    pairs = zip(rows, starts, strict=True)
+    sums = [zlib.crc32(memoryview(row[:-SUM_BYTES]), start) for row, start in pairs]
     return np.array(sums, "<u4").view(np.uint8).reshape(-1, SUM_BYTES)
 
 
-def _move_all(move: Callable, row: np.ndarray, start: int) -> bool:
-    """Read or write a row by `move(part, start) -> bytes moved`; True if it is whole.
-
-    A call of the operating system moves at most 2 GiB.
-    """
-    done = 0
-    while done < len(row) and (count := move(row[done:], start + done)):
-        done += count
-    return done == len(row)
-
-
 def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
-    """Pack `rows` [count, ...] to bytes [count, row_bytes], a checksum included."""
+    """Pack `rows` [count, ...] to bytes [count, row_bytes], room for a checksum."""
     parts = [
         np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
         for leaf in jax.tree.leaves(rows)
@@ -339,11 +266,6 @@ def unpack(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
         arrays.append(part.reshape(len(block), *leaf.shape))
         start += size
     return arrays
-
-
-PROTECTED = 2  # checkpoints whose rows are never overwritten
-VERSIONS = PROTECTED + 1
-CHECKSUMS = "seals.txt"
 
 
 class PendingWrite(NamedTuple):
@@ -376,49 +298,48 @@ class Store:
 
     def __init__(
         self,
-        template,
-        population,
-        folder=None,
+        template: PyTree,
+        population: int,
+        folder: str | os.PathLike | None = None,
         *,
-        resume_round=0,
-        protected=(),
-        sharer=None,
-        is_read_only=False,
-        is_mirrored=False,
+        resume_round: int = 0,
+        protected: Sequence[int] = (),
+        sharer: int | None = None,
+        is_read_only: bool = False,
+        is_mirrored: bool = False,
     ):
-        if folder is None and sharer is not None:
-            raise ValueError(
-                "a store needs a folder that all processes can access, got None."
-            )
-        is_own = folder is None
-        if is_own:
-            folder = tempfile.mkdtemp()
+        if folder is None:
+            if sharer is not None:
+                raise ValueError(
+                    "a store needs a folder that all processes can access, got None."
+                )
+            folder, resume_round = tempfile.mkdtemp(), 0
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = pathlib.Path(folder)
         self._leaves, self._treedef = jax.tree.flatten(template)
         self._row_bytes = max(trees.num_bytes(template), 1) + SUM_BYTES
         self.population = population
         num_places = population * VERSIONS
-        if is_resumed := resume_round > 0 and not is_own:
-            sizes = {"rows": num_places * self._row_bytes, "stamps": 4 * num_places}
-            check_sizes(self._folder, **sizes)
+        rows_path, stamps_path = self._folder / "rows.bin", self._folder / "stamps.bin"
+        if resume_round:
+            self._check_size(rows_path, num_places * self._row_bytes)
+            self._check_size(stamps_path, num_places * 4)
         self._folder.mkdir(parents=True, exist_ok=True)
         check_layout(self._folder / "layout.txt", template, population)
-        path = self._folder / "rows.bin"
-        self._rows = StateFile(path, num_places, self._row_bytes, is_read_only)
+        self._rows = StateFile(rows_path, num_places, self._row_bytes, is_read_only)
         self._is_shared = sharer is not None
-        self._is_kept = not (sharer or is_read_only)
-        with self._rows.exclusive():  # an earlier store may still be writing
-            path = self._folder / "stamps.bin"
-            self._file = open_stamps(
-                path, population, VERSIONS, self._is_kept, is_read_only
-            )
+        self._is_kept = not (sharer or is_read_only)  # this process' stamps, in a file
+        with self._locked(fcntl.LOCK_EX):  # an earlier store may still be writing
+            if not is_read_only:
+                allocate(stamps_path, num_places * 4)
+            mode = "r+" if self._is_kept else "c"  # "c": changed in memory only
+            shape = population, VERSIONS
+            self._file = np.memmap(stamps_path, np.int32, mode, shape=shape)
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
-            self._checksum = drop_after(
-                self._stamps, resume_round, self._written_blocks()
-            )
-            checksums = read_checksums(self._folder / CHECKSUMS)
-            if is_resumed and checksums.get(resume_round) != self._checksum:
+            starts = self._written_blocks()
+            self._checksum = drop_after(self._stamps, resume_round, starts)
+            saved = read_checksums(self._folder / CHECKSUMS).get(resume_round)
+            if resume_round and saved != self._checksum:
                 got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
                 raise lost_states(self._folder, got)
         # From here on only the pages of a cohort are read, without read-ahead.
@@ -426,7 +347,7 @@ class Store:
         pages.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
-        self._pending = None
+        self._pending: PendingWrite | None = None
         self.is_mirrored, self._log = is_mirrored, None
         if is_mirrored and not is_read_only:
             size = self._row_bytes if self._leaves else 0
@@ -443,12 +364,10 @@ class Store:
 
         A new client's row, and that of a negative id, is zero.
         """
-        if not self._leaves:
-            return self.template, self._is_new(ids)
-        pending = self._unwritten()
-        stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
-        newest = stamps.argmax(axis=1)
-        stamps = stamps.take(VERSIONS * np.arange(len(ids)) + newest)
+        if self._pending and self._pending.written.done():
+            self.settle()
+        pending = self._pending
+        stamps = self._stamps.take(np.maximum(ids, 0), axis=0).max(axis=1)
         is_new = (stamps == 0) | (ids < 0)
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         on_disk = ~is_new
@@ -457,16 +376,22 @@ class Store:
             is_pending = pending.ids[place] == ids
             block[is_pending] = pending.block[place[is_pending]]
             is_new, on_disk = is_new & ~is_pending, on_disk & ~is_pending
-        if self._is_shared and not pending:  # a lock makes NFS drop cached pages
-            self._rows.share()
-            self._rows.free()
-        rows = np.flatnonzero(on_disk)
-        self._read(block, rows, ids[rows], newest[rows], stamps[rows])
+        if not self._leaves:
+            return self.template, is_new
+        if self._is_shared and not pending:  # for rows of other processes on NFS
+            with self._locked(fcntl.LOCK_SH):
+                pass
+        rows = [block[i] for i in np.flatnonzero(on_disk)]
+        self._read(rows, ids[on_disk], stamps[on_disk])
         leaves = unpack(block, self._leaves)
         return jax.tree.unflatten(self._treedef, leaves), is_new
 
     def scatter(
-        self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, remote_ids=()
+        self,
+        ids: np.ndarray,
+        rows: PyTree,
+        round: int | np.ndarray,
+        remote_ids: Sequence[int] | np.ndarray = (),
     ) -> None:
         """Write states `rows`, a tree of [K, ...], of `round` in the background.
 
@@ -488,9 +413,7 @@ class Store:
             ids, block, rounds = ids[order], block[order], rounds[order]
         if len(remote_ids):
             rounds = np.full(len(ids) + len(remote_ids), round)
-        if not self._leaves:  # only that a client took part is stored
-            return self._mark(np.concatenate([ids, remote_ids]), rounds)
-        self._rows.share()  # other processes may write theirs
+        self._rows.lock(fcntl.LOCK_SH)  # other processes may write theirs
         written = self._writer.submit(self._write, ids, block, rounds, remote_ids)
         self._pending = PendingWrite(ids, block, written)
 
@@ -511,8 +434,8 @@ class Store:
         if self._is_kept:
             path = self._folder / CHECKSUMS
             earlier = sorted(r for r in read_checksums(path).items() if r[0] < round)
-            checksums = dict([*earlier[-PROTECTED:], (round, self._checksum)])
-            write_checksums(path, checksums)
+            last = round, int(self._checksum)
+            write_checksums(path, dict([*earlier[-PROTECTED:], last]))
 
     def keep_newest(self) -> None:
         """Free all versions but the newest, at the end of a stage.
@@ -521,12 +444,9 @@ class Store:
         moment its rows are whole, and the next call frees the rest.
         """
         self.settle()
-        if not self._leaves:
-            return
         if self._is_kept:
-            write_checksums(
-                self._folder / CHECKSUMS, {self._protected[-1]: self._checksum}
-            )
+            last = {self._protected[-1]: int(self._checksum)}
+            write_checksums(self._folder / CHECKSUMS, last)
         for start in self._written_blocks():
             part = self._stamps[start : start + BLOCK]
             is_old = (part > 0) & (part < part.max(axis=1, keepdims=True))
@@ -537,23 +457,33 @@ class Store:
     def touched(self) -> np.ndarray:
         """Ids of clients with a state, ascending, [n] int64."""
         self.settle()
-        ids = [np.zeros(0, np.int64)]
-        for start in self._written_blocks():
-            part = self._stamps[start : start + BLOCK]
-            ids.append(start + np.flatnonzero(part.any(axis=1)))
-        return np.concatenate(ids)
+        return self._newest_between(0, np.iinfo(np.int32).max)[0]
 
     def newest(self) -> int:
         """1 + the last round that wrote a state; 0 if there is none."""
         return int(self._stamps[self.touched()].max(initial=0))
 
-    def _written_blocks(self):
+    def _check_size(self, path: pathlib.Path, size: int) -> None:
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            got = f"{path.name} of {found} bytes, not {size}"
+            raise lost_states(self._folder, got)
+
+    @contextlib.contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        self._rows.lock(kind)
+        try:
+            yield
+        finally:
+            self._rows.lock(fcntl.LOCK_UN)
+
+    def _written_blocks(self) -> Iterable[int]:
         """Yield the first clients of the chunks that may have stamps."""
         if not self._is_kept:  # this process' own stamps are in no file
             return range(0, self.population, BLOCK)
         self._file.flush()  # until then a page may look like a hole
-        path = self._folder / "stamps.bin"
-        return written_blocks(path, VERSIONS * 4, BLOCK)
+        numbers = written_blocks(self._folder / "stamps.bin", VERSIONS * 4 * BLOCK)
+        return (number * BLOCK for number in numbers)
 
     def _newest_between(self, since: int, until: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids [n] whose newest stamp up to `until` is above `since`, and the stamps."""
@@ -566,33 +496,6 @@ class Store:
             stamps.append(newest[rows])
         return np.concatenate(ids), np.concatenate(stamps)
 
-    def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-        """States of clients `ids` [n] with these stamps [n], bytes [n, row bytes]."""
-        block = np.zeros((len(ids), self._row_bytes), np.uint8)
-        versions = (self._stamps[ids] == stamps[:, None]).argmax(axis=1)
-        self._read(block, np.arange(len(ids)), ids, versions, stamps)
-        return block
-
-    def _is_new(self, ids) -> np.ndarray:
-        """Mask of the clients `ids` [K] without a state."""
-        stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
-        return ~stamps.any(axis=1) | (ids < 0)
-
-    def _mark(self, ids, rounds) -> None:
-        """Stamp those of `ids` that have no stamp yet."""
-        is_new = self._is_new(ids)
-        ids, rounds = ids[is_new], rounds[is_new]
-        old_stamps, self._stamps[ids, 0] = self._stamps[ids, 0], rounds + 1
-        self._checksum = update_checksums(
-            self._checksum, ids, old_stamps, self._stamps[ids, 0]
-        )
-
-    def _unwritten(self) -> PendingWrite | None:
-        """The pending write, or None if all rows are on disk; raises its error."""
-        if self._pending and self._pending.written.done():
-            self.settle()
-        return self._pending
-
     def _write(self, ids, block, rounds, remote_ids) -> None:
         """Write the states first, then the stamps that make them valid."""
         all_ids = np.concatenate([ids, remote_ids])
@@ -601,23 +504,30 @@ class Store:
             places, new_stamps = self._free_places(all_ids, rounds), rounds + 1
             self._stamps.put(places, 0)
             keys = checksum_keys(all_ids, new_stamps)
-            self._rows.write(block, places[: len(ids)], keys[: len(ids)])
+            if self._leaves:
+                block[:, -SUM_BYTES:] = _sums(block, keys[: len(ids)])
+                self._rows.write(block, places[: len(ids)])
             self._stamps.put(places, new_stamps)
-            self._checksum = update_checksums(
-                self._checksum, all_ids, old_stamps, new_stamps
-            )
+            change = keys - checksum_keys(all_ids, old_stamps)
+            self._checksum = np.append(change, self._checksum).sum()
         finally:
-            self._rows.free()
+            self._rows.lock(fcntl.LOCK_UN)
 
-    def _read(self, block, rows, ids, versions, stamps) -> None:
-        """Read `rows` of `block` from the `versions` of clients `ids`."""
+    def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+        """States of clients `ids` [n] with these stamps [n], bytes [n, row bytes]."""
+        block = np.zeros((len(ids), self._row_bytes), np.uint8)
+        self._read(block, ids, stamps)
+        return block
+
+    def _read(self, rows: Rows, ids: np.ndarray, stamps: np.ndarray) -> None:
+        """Read the states of clients `ids` [n] with these stamps [n] into `rows`."""
+        versions = (self._stamps.take(ids, axis=0) == stamps[:, None]).argmax(axis=1)
         keys = checksum_keys(ids, stamps)
-        is_whole = self._rows.read(block, rows, ids * VERSIONS + versions, keys)
+        is_whole = self._rows.read(rows, ids * VERSIONS + versions, keys)
         if not is_whole.all():
             client = ids[is_whole.argmin()]
-            raise lost_states(
-                self._folder, f"another row of client {client} in rows.bin"
-            )
+            got = f"another row of client {client} in rows.bin"
+            raise lost_states(self._folder, got)
 
     def _free_places(self, ids, rounds) -> np.ndarray:
         """Where to write, [K]: this round's version, else the oldest unprotected."""
@@ -644,10 +554,12 @@ def restore_rows(folder: pathlib.Path) -> None:
     check_bytes(4 * num_places, f"{folder}: stamps", shutil.disk_usage(folder).free)
     # A store without rows has one byte for each, and a checksum.
     rows = StateFile(folder / "rows.bin", num_places, size or 1 + SUM_BYTES)
-    stamps = open_stamps(folder / "stamps.bin", population, VERSIONS, True, False)
+    allocate(folder / "stamps.bin", num_places * 4)
+    shape = population, VERSIONS
+    stamps = np.memmap(folder / "stamps.bin", np.int32, "r+", shape=shape)
     for file in logged:  # the oldest first: the newest versions stay
         places = VERSIONS * file.ids + stamps[file.ids].argmin(axis=1)
         for part, block in file.blocks():
-            rows.put(block, places[part])
+            rows.write(block, places[part])
         stamps.reshape(-1)[places] = file.stamps
     stamps.flush()

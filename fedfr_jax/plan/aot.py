@@ -12,12 +12,10 @@ import jax
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.settings import build_mesh
-from fedfr_jax.data.stream import Stream, place_examples
-from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.many_rounds import call_shapes
-from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
-from fedfr_jax.federated.programs import extra_shapes, lowered, on_mesh, round_arguments
+from fedfr_jax.federated.programs import round_arguments
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
@@ -60,45 +58,19 @@ def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Prog
     Args:
       max_rounds: rounds of a call.
     """
-    extra = on_mesh(sim.mesh, empty_prepared(sim.num_places))
-    cohort = before_round(sim, (), 0)
-    if sim.algorithm.prepare:
-        context = sim.context(cohort)._replace(dataset=_resident(sim))
-        extra = extra_shapes(sim.algorithm.prepare, server, context)
-    if extra is None:
+    try:
+        arguments = round_arguments(sim, server)
+    except jax.errors.JAXTypeError as error:
         raise ValueError(
             "a method whose server prepares by values of the data cannot be compiled "
             "ahead of its run."
-        )
-    key = jax.random.key(sim.settings.seed)
-    row = jax.eval_shape(sim.algorithm.init_personal, key, server)
-    arguments = round_arguments(
-        sim,
-        cohort_size=sim.num_places,
-        has_participation=(
-            cohort.participation is not None or sim.settings.systems.has_participation
-        ),
-        server=server,
-        row=row,
-        extra=extra,
-        table=sim.device_data,
-    )
+        ) from error
     if max_rounds > 1:
         run = sim.programs.run_rounds
-        return {"rounds": lowered(run, *call_shapes(sim, arguments, max_rounds))}
+        return {"rounds": run.lower(*call_shapes(sim, arguments, max_rounds))}
     if not sim.data.is_streamed:
-        return {"round": lowered(sim.programs.run_whole, *arguments)}
+        return {"round": sim.programs.run_whole.lower(*arguments)}
     return _segment_programs(sim, *arguments)
-
-
-def _resident(sim):
-    """Shapes of all examples on the devices, also of a stream."""
-    table = sim.device_data
-    if not isinstance(table, Stream):
-        return table
-    count = table.num_examples
-    struct = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
-    return on_mesh(sim.mesh, jax.tree.map(struct, table.example))
 
 
 def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
@@ -137,8 +109,8 @@ def _segment_programs(sim, server, rows, slots, order, table, shared) -> Program
     _, output = jax.eval_shape(run, total, server, *segment)
     outputs = [shard(output._replace(personal=()))] * size.segments
     return {
-        "segment": lowered(run, total, server, *segment),
-        "finish": lowered(finish, server, total, outputs, order, shared),
+        "segment": run.lower(total, server, *segment),
+        "finish": finish.lower(server, total, outputs, order, shared),
     }
 
 

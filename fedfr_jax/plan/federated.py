@@ -55,8 +55,8 @@ def federated_needs(
     steps = mean_steps(experiment, trainer, sizes + added)
     cost = program_cost(shapes.client.program, loop_turns=steps)
     work = [round_work(shapes, cost, federation.rounds)]
-    if shapes.prepare:
-        prepared = program_cost(shapes.prepare, num_devices=devices)
+    if shapes.client.prepare:
+        prepared = program_cost(shapes.client.prepare, num_devices=devices)
         work.append(DeviceWork(prepared.kernels, float(federation.rounds)))
     parts = memory_parts(shapes, federation.rounds_per_call)
     parts["training, all lanes"] = sim.settings.clients_per_device * cost.peak

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.communication import ClientTrace, trace_client
-from fedfr_jax.federated.disclosure import Disclosure, disclose
-from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
+from fedfr_jax.federated.disclosure import (
+    ClientTrace,
+    Disclosure,
+    disclose,
+    trace_client,
+)
 from fedfr_jax.federated.programs import on_mesh
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.state import plain_server
@@ -38,7 +39,6 @@ class StageShapes(NamedTuple):
     server: PyTree
     row: PyTree  # of one client
     extra: Prepared
-    prepare: Jaxpr | None  # program of the algorithm's `prepare`
     client: ClientTrace
 
 
@@ -58,8 +58,7 @@ def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
     if isinstance(experiment.stages[name].trainer, CentralTrainer):
         return None
     found = stage_shapes(experiment, name)
-    algorithm = found.sim.inner_algorithm or found.sim.algorithm
-    return disclose(algorithm, found.client, found.row)
+    return disclose(found.sim.inner_algorithm, found.client, found.row)
 
 
 def example_shapes(experiment: Experiment) -> Dataset:
@@ -75,17 +74,9 @@ def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
     sim = _simulation_of_shapes(experiment, federated_trainer(experiment, name))
     server = server_shapes(experiment, name, sim)
     row = jax.eval_shape(sim.algorithm.init_personal, jax.random.key(0), server)
-    algorithm, plain = sim.inner_algorithm or sim.algorithm, plain_server(server)
     context = sim.context(Cohort(np.arange(sim.num_places), 0))
-    extra, prepare = empty_prepared(sim.num_places), None
-    if algorithm.prepare:
-        extra, program, _ = trace_prepare(algorithm.prepare, plain, context)
-        prepare = program.jaxpr
-    states = trees.shapes((plain, row, extra, sim.device_data))
-    traffic = prepared_traffic(algorithm, plain, context)
-    max_local = int(sim.population.largest(1)[0])
-    client = trace_client(algorithm, sim.batching, max_local, *states, prepared=traffic)
-    return StageShapes(sim, server, row, on_mesh(sim.mesh, extra), prepare, client)
+    client = trace_client(sim.inner_algorithm, plain_server(server), row, context)
+    return StageShapes(sim, server, row, on_mesh(sim.mesh, client.extra), client)
 
 
 def _simulation_of_shapes(experiment, trainer) -> Simulation:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from fedfr_jax.federated.communication import count_communication
+from fedfr_jax.federated.disclosure import count_communication
 from fedfr_jax.federated.privacy.accountant import Accountant
 from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE

@@ -3,18 +3,12 @@
 import re
 
 import jax
-import numpy as np
 import pytest
 
+from fedfr_jax.federated.programs import round_arguments
 from fedfr_jax.federated.simulation import (
-    assign,
-    build_simulation,
-    load_round,
-    open_store,
     start_simulation,
 )
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Cohort
 from tests.federated import toys
 
 pytestmark = pytest.mark.ci
@@ -33,13 +27,9 @@ def test_devices_send_a_model_once_and_a_number_per_metric_and_client(
 ):
     """One all-reduce in the compiled round, however large the cohort."""
     algorithm, variables = toys.TOYS[name]()
-    where = {"mesh": make_mesh(4), "cohort_size": cohort_size, "local_epochs": 2}
-    sim = build_simulation(algorithm, toys.feed(), *toys.problem(), **where)
-    server = start_simulation(sim, variables)
-    cohort = Cohort(np.arange(cohort_size), 0)
-    work = assign(sim, server, open_store(sim, server), cohort)
-    begun = load_round(sim.runs, [work], 0)
-    arguments, whole = begun.in_one_call(server), sim.programs.run_whole
+    sim = toys.build(algorithm, mesh=(4, 1), cohort_size=cohort_size, local_epochs=2)
+    server, whole = start_simulation(sim, variables), sim.programs.run_whole
+    arguments = round_arguments(sim, server)
     (sent,) = SENDS.findall(whole.lower(*arguments).compile().as_text())
     shapes = re.findall(r"f32\[([\d,]*)\]", sent)
     metrics = jax.eval_shape(whole, *arguments)[2]

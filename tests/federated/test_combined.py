@@ -8,10 +8,9 @@ import pytest
 
 from fedfr_jax.federated import model_parallel
 from tests.federated import test_sweep as sweeps
-from tests.federated.test_engine import assert_close
-from tests.federated.test_reduction import digest
 from tests.federated.test_stream import build, run
 from tests.federated.test_sweep import start_sweep
+from tests.federated.toys import assert_close, digest
 
 pytestmark = pytest.mark.ci
 

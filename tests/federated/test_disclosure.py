@@ -7,33 +7,46 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated.aggregation.clip import centered_clip
+from fedfr_jax.federated.aggregation.compress import rotate, sign, top_k
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.exact_sum import quantize
+from fedfr_jax.federated.aggregation.robust import median
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.fedavg import fedadam
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.communication import trace_client
-from fedfr_jax.federated.disclosure import disclose, format_disclosure
+from fedfr_jax.federated.disclosure import (
+    count_communication,
+    disclose,
+    format_disclosure,
+    trace_client,
+)
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, RoundContext
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 
-MEMBERS = contracts.MEMBERS
+MEMBERS, LOCAL = contracts.MEMBERS, contracts.LOCAL
 
 
 def found_of(name, around=lambda algorithm: algorithm):
     """The disclosure of a member of the contract."""
-    algorithm = around(MEMBERS[name].build())
-    server = jax.eval_shape(algorithm.init, MEMBERS[name].variables)
+    algorithm, variables = around(MEMBERS[name].build()), MEMBERS[name].variables
+    return disclosure_of(algorithm, variables)
+
+
+def disclosure_of(algorithm, variables):
+    server = jax.eval_shape(algorithm.init, variables)
     row = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
-    extra, context = empty_prepared(3), context_of(Batching(4))
-    if algorithm.prepare:
-        extra = trace_prepare(algorithm.prepare, server, context).extra
-    trace = trace_client(
-        *(algorithm, Batching(4), max(contracts.SIZES), server, row, extra),
-        *(contracts.table(), prepared_traffic(algorithm, server, context)),
-    )
+    trace = trace_client(algorithm, server, row, context_of(Batching(4)))
     return disclose(algorithm, trace, row)
 
 
@@ -169,14 +182,100 @@ def test_quantize_is_recommended_where_it_is_taken():
             is_taken = False
         assert advised[name] == is_taken, name
     assert advised["fedavg"] and not advised["fedmargin"]
-    for name, is_advised in {
-        "linked clip_by_global_norm": True,
-        "linked stochastic_quantize": True,
-        "linked top_k": False,
-        "linked random_k": False,
-        "linked quantize": False,
-        "finch": False,
-    }.items():
-        text = format_disclosure(name, found_of(name))
-        assert ("`quantize`" in text) == is_advised, name
+    for name in ("clip_by_global_norm", "stochastic_quantize", "top_k", "quantize"):
+        text = format_disclosure(name, found_of(f"linked {name}"))
+        assert ("`quantize`" in text) == (name not in ("top_k", "quantize")), name
     assert "`quantize`" not in format_disclosure("", found_of("fedavg", private))
+
+
+# --- Bytes, counted by hand from the shapes of the model
+
+PARAMS, STATISTICS, HEAD = 4 * (6 * 4 + 4 * 3 + 3), 4 * 6, 4 * 4 * 3
+MODEL = PARAMS + STATISTICS
+PROTOTYPES = 4 * (3 * 4 + 3)  # three classes of four features, and their counts
+
+
+def with_statistics():
+    """The contract's model, whose statistics are of six numbers."""
+    statistics = {"mean": np.zeros(6, np.float32)}
+    return {**contracts.variables_of(0), "batch_stats": statistics}
+
+
+def loss_of_statistics(variables, batch, key):
+    """The contract's loss, with the statistics as they were but for a number."""
+    stats = variables["batch_stats"]
+    scalar = {**variables, "batch_stats": {"mean": stats["mean"].mean()}}
+    loss, (new, metrics) = LOCAL.loss(scalar, batch, key)
+    return loss, ({"mean": stats["mean"] + new["mean"]}, metrics)
+
+
+def bytes_of(name, where=None, links=(), **settings):
+    local = LOCAL._replace(loss=loss_of_statistics)
+    algorithm = with_aggregation(ALGORITHMS[name](local, **settings), *links)
+    algorithm = with_personal_layers(algorithm, where)
+    return disclosure_of(algorithm, with_statistics()).communication
+
+
+CASES = {
+    "fedavg": ({}, (MODEL, MODEL)),
+    "an adaptive server": (
+        {"name": "fedavg", "server_optimizer": fedadam(0.1)},
+        (MODEL, MODEL),
+    ),
+    "scaffold": ({"num_clients": 5}, (MODEL + PARAMS, MODEL + PARAMS)),
+    "fedper": (
+        {"name": "fedavg", "where": "params/head"},
+        (MODEL - HEAD, MODEL - HEAD),
+    ),
+    "local training": ({"name": "fedavg", "where": "."}, (0, 0)),
+    "ditto": ({}, (MODEL, MODEL)),
+    "ifca": ({"num_clusters": 3}, (MODEL, 3 * MODEL)),
+    "a median": ({"name": "fedavg", "links": [median()]}, (MODEL, MODEL)),
+    "a center": (
+        {"name": "fedavg", "links": [centered_clip()]},
+        (MODEL, MODEL + PARAMS),
+    ),
+    # 12 of 39 numbers with 6 bits for a place; a bit each and 32 for a leaf.
+    "top_k": (
+        {"name": "fedavg", "links": [top_k(fraction=0.3)]},
+        (STATISTICS + 57, MODEL),
+    ),
+    "sign under a rule": (
+        {"name": "fedavg", "links": [rotate(), sign(), median()]},
+        (STATISTICS + 17, MODEL),
+    ),
+    "fedmargin": ({"model": contracts.MODEL}, (MODEL + PROTOTYPES, MODEL + PROTOTYPES)),
+    "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),
+    # Before a round, the gradient of all examples; before the first, prototypes.
+    "mime": ({}, (MODEL + 2 * PARAMS, MODEL + 2 * PARAMS)),
+    "feddane": ({"mu": 0.1}, (MODEL + PARAMS, MODEL + PARAMS)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_a_round_are_those_of_what_is_sent(name):
+    settings, expected = CASES[name]
+    assert bytes_of(**{"name": name, **settings}) == expected
+
+
+def test_an_array_in_two_places_is_sent_once():
+    def twice(algorithm):
+        def client_update(*arguments):
+            output = algorithm.client_update(*arguments)
+            return output._replace(update=(output.update, output.update))
+
+        return algorithm._replace(client_update=client_update)
+
+    assert found_of("fedavg", twice).communication == found_of("fedavg").communication
+
+
+def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():
+    images, labels = contracts.table().images, contracts.table().labels
+    table = stream(lambda rows: images[rows], labels, memory=2**20)
+    population = context_of(Batching(4)).population
+    for name in ("fedavg", "mime"):
+        algorithm, options = MEMBERS[name].build(), {"mesh": make_mesh(2)}
+        sim = build_simulation(algorithm, Batching(4), table, population, **options)
+        server = start_simulation(sim, MEMBERS[name].variables)
+        sent = count_communication(sim, server, open_store(sim, server).template)
+        assert sent == (None if name == "mime" else found_of(name).communication)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated.client import Population, SlotInputs, all_rows, client_view
+from fedfr_jax.federated.client import Population, all_rows, client_view, single_slot
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import (
@@ -20,6 +20,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
 from tests.federated import toys
+from tests.federated.toys import assert_close
 
 ROUNDS = 2
 MESHES = {"1x1": (1, 1), "2x1": (2, 1), "8x1": (8, 1), "4x2": (4, 2)}
@@ -29,28 +30,9 @@ MESHES = {"1x1": (1, 1), "2x1": (2, 1), "8x1": (8, 1), "4x2": (4, 2)}
 def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
     """(simulation, server), whose programs compile once for all tests."""
     algorithm, variables = toys.TOYS[name](**options)
-    table, population = toys.problem()
-    sim = build_simulation(
-        algorithm,
-        toys.feed(),
-        table,
-        population,
-        mesh=make_mesh(*mesh),
-        cohort_size=cohort_size,
-        local_epochs=(3, 2),
-        clients_per_device=lanes,
-        seed=7,
-    )
+    sizes = {"cohort_size": cohort_size, "local_epochs": (3, 2), "seed": 7}
+    sim = toys.build(algorithm, mesh=mesh, clients_per_device=lanes, **sizes)
     return sim, start_simulation(sim, variables)
-
-
-def run(sim, server, rounds=ROUNDS):
-    store = open_store(sim, server)
-    outcomes = []
-    for r in range(rounds):
-        server, outcome = simulate_round(sim, server, store, r)
-        outcomes.append(outcome)
-    return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
 
 
 def plain_loop(sim, server, rounds=ROUNDS):
@@ -80,17 +62,15 @@ def plain_loop(sim, server, rounds=ROUNDS):
         for place, i in reversed(list(enumerate(ids))):
             count = sizes[i] + int(extra.num_added[place])
             steps = sim.batching.steps_per_epoch(count) * sim.settings.epochs(r)
-            slot = SlotInputs(
+            slot = single_slot(
                 client=i,
                 cohort_index=place,
-                is_new=False,
                 offset=sim.population.offsets[i],
                 num_examples=sizes[i],
                 num_added=extra.num_added[place],
                 num_classes=sim.population.num_classes[i],
                 num_steps=steps,
             )
-            slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
             key = jax.random.fold_in(jax.random.key(sim.settings.seed), slot.client)
             if i not in personal:
                 first = jax.random.fold_in(key, 0)
@@ -98,30 +78,22 @@ def plain_loop(sim, server, rounds=ROUNDS):
             key = jax.random.fold_in(jax.random.fold_in(key, 1), r)
             output = update(server, personal[i], slot, key, extra, jnp.int32(r))
             personal[i] = output.personal
-            outputs.append((output.update, float(output.weight)))
-        total = sum(weight for _, weight in outputs)
-        mean = jax.tree.map(
-            lambda *x, outputs=outputs, total=total: (
-                sum(
-                    np.asarray(a, np.float64) * w
-                    for a, (_, w) in zip(x, outputs, strict=True)
-                )
-                / total
-            ).astype(np.float32),
-            *(update for update, _ in outputs),
-        )
-        result = type("Result", (), {"aggregate": jax.tree.map(jnp.asarray, mean)})
+            outputs.append(output)
+        result = type("Result", (), {"aggregate": mean_update(outputs)})
         server = sim.algorithm.server_update(server, result)
     return jax.device_get(server), personal
+
+
+def mean_update(outputs):
+    """The mean of updates by their weights, in float64."""
+    weights = [x.weight for x in outputs]
+    mean = lambda *x: jnp.float32(np.average(np.float64(x), axis=0, weights=weights))
+    return jax.tree.map(mean, *(x.update for x in outputs))
 
 
 @pytest.fixture(scope="module")
 def oracle():
     return {name: plain_loop(*build(name)) for name in toys.TOYS}
-
-
-def assert_close(a, b, rtol=1e-5, atol=1e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol, atol), a, b)
 
 
 PLACES = {  # every number of devices and of lanes
@@ -134,28 +106,27 @@ PLACES = {  # every number of devices and of lanes
     "name, mesh, lanes", toys.others_are_slow(PLACES, toys.TOYS, MESHES, [1, 2, 4])
 )
 def test_engine_equals_a_plain_loop_over_clients(oracle, name, mesh, lanes):
-    server, rows, outcomes = run(*build(name, MESHES[mesh], lanes))
+    end = toys.play_rounds(*build(name, MESHES[mesh], lanes), ROUNDS)
     expected, personal = oracle[name]
-    assert_close(server, expected)
+    assert_close(end.server, expected)
     for client, row in personal.items():
-        ours = jax.tree.map(lambda x, c=client: x[c], rows)
-        assert_close(ours, row)
-    assert outcomes[0].metrics["steps"].min() > 0
+        assert_close(jax.tree.map(lambda x, c=client: x[c], end.rows), row)
+    assert end.logs[0].metrics["steps"].min() > 0
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
 def test_a_round_compiles_once_whatever_the_cohort_and_its_sizes(name):
     sim, server = build(name)
     store = open_store(sim, server)
-    server, _ = simulate_round(sim, server, store, 0)
+    server = simulate_round(sim, server, store, 0)[0]
     with toys.compilations() as found:
-        outcomes = []
+        logs = []
         for r in range(1, 5):
-            server, outcome = simulate_round(sim, server, store, r)
-            outcomes.append(outcome)
+            server, log = simulate_round(sim, server, store, r)
+            logs.append(log)
     assert found == []
-    assert len({tuple(outcome.ids) for outcome in outcomes}) > 1
-    counts = {tuple(outcome.num_added) for outcome in outcomes}
+    assert len({tuple(log.ids) for log in logs}) > 1
+    counts = {tuple(log.num_added) for log in logs}
     assert len(counts) > 2 or name == "fedavg"
 
 
@@ -171,27 +142,19 @@ def test_a_padding_client_with_nan_changes_nothing():
             weight=output.weight * bad,
         )
 
-    table, population = toys.problem()
-    poisoned_sim = build_simulation(
-        sim.algorithm._replace(client_update=poisoned),
-        toys.feed(),
-        table,
-        population,
-        mesh=make_mesh(8, 1),
-        cohort_size=3,
-        local_epochs=(3, 2),
-        seed=7,
-    )
-    expected, _, _ = run(sim, server)
-    ours, _, _ = run(poisoned_sim, server)
-    assert_close(ours, expected, rtol=0, atol=0)
+    bad = sim.algorithm._replace(client_update=poisoned)
+    sizes = {"cohort_size": 3, "local_epochs": (3, 2), "seed": 7}
+    ends = [
+        toys.play_rounds(x, server)
+        for x in (toys.build(bad, mesh=(8, 1), **sizes), sim)
+    ]
+    toys.assert_same(ends[0].server, ends[1].server)
 
 
 def test_an_adaptive_server_leaves_running_statistics_to_the_average():
-    plain, _, _ = run(*build("fedavg"), rounds=1)
-    adam = optax.adam(0.1)
+    plain, adam = toys.play_rounds(*build("fedavg")).server, optax.adam(0.1)
     with jax.numpy_dtype_promotion("standard"):  # optax's own counts need it
-        ours, _, _ = run(*build("fedavg", server_optimizer=adam), rounds=1)
+        ours = toys.play_rounds(*build("fedavg", server_optimizer=adam)).server
     assert_close(ours.variables["batch_stats"], plain.variables["batch_stats"])
     kernel = lambda server: server.variables["params"]["head"]["kernel"]
     assert np.abs(kernel(ours) - kernel(plain)).max() > 1e-2
@@ -200,7 +163,7 @@ def test_an_adaptive_server_leaves_running_statistics_to_the_average():
 def test_personal_leaves_are_neither_sent_nor_averaged():
     sim, server = build("fedavg", personal="head", cohort_size=5)
     before = np.asarray(server.first["params"]["head"]["kernel"])
-    after, rows, _ = run(sim, server)
+    after, rows, *_ = toys.play_rounds(sim, server, ROUNDS)
     assert after.inner.variables["params"]["head"]["kernel"] is None
     np.testing.assert_array_equal(after.first["params"]["head"]["kernel"], before)
     heads = rows.leaves["params"]["head"]["kernel"]
@@ -214,32 +177,25 @@ def test_personal_leaves_are_neither_sent_nor_averaged():
         ({"cohort_size": 6}, "cohort_size must be in .*got 6"),
         ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must be at least 0"),
-        ({"local_epochs": 2.5}, "local_epochs must be a whole number .*got 2.5"),
         ({"local_epochs": (2, np.nan)}, "local_epochs must be a whole number"),
     ],
 )
 def test_bad_sizes_are_refused_before_anything_compiles(change, message):
-    algorithm, _ = toys.fedavg_toy()
-    table, population = toys.problem()
     with pytest.raises(ValueError, match=message):
-        build_simulation(
-            algorithm, toys.feed(), table, population, mesh=make_mesh(1), **change
-        )
+        toys.build(toys.fedavg_toy()[0], **change)
 
 
 def test_a_client_without_an_image_is_refused():
-    algorithm, _ = toys.fedavg_toy()
-    table, _ = toys.problem()
     empty = Population(np.array([0, 5, 5, 9]), np.ones(3, np.int32))
+    data = toys.feed(), toys.problem()[0], empty
     with pytest.raises(ValueError, match="every client must have an example.*1"):
-        build_simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
+        build_simulation(toys.fedavg_toy()[0], *data, mesh=make_mesh(1))
 
 
 def test_batches_of_an_epoch_visit_every_example_once():
     table, population = toys.problem()
     feed = toys.feed(batch_size=5)
-    slot = SlotInputs(3, 0, False, 17, 12, 0, 3, 6)
-    slot = jax.tree.map(np.int32, slot)
+    slot = single_slot(client=3, offset=17, num_examples=12, num_classes=3, num_steps=6)
 
     @jax.jit
     def batches(slot, table):
@@ -259,8 +215,6 @@ def test_batches_of_an_epoch_visit_every_example_once():
 
 def test_more_steps_than_a_number_of_32_bits_counts_are_refused():
     algorithm, variables = toys.fedavg_toy()
-    sizes = {"mesh": make_mesh(1), "local_epochs": 2**31 - 1}
-    sim = build_simulation(algorithm, toys.feed(), *toys.problem(), **sizes)
-    server = start_simulation(sim, variables)
+    sim = toys.build(algorithm, local_epochs=2**31 - 1)
     with pytest.raises(ValueError, match=r"local steps must be below 2\*\*31"):
-        simulate_round(sim, server, open_store(sim, server, None), 0)
+        toys.play_rounds(sim, start_simulation(sim, variables))

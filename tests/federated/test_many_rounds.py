@@ -33,8 +33,7 @@ from fedfr_jax.runs import loop
 from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.types import LocalTraining
 from tests.federated import toys
-from tests.federated.test_reduction import digest
-from tests.federated.test_stream import Reader
+from tests.federated.toys import Reader, digest
 
 pytestmark = pytest.mark.ci
 
@@ -56,18 +55,9 @@ def control_variates():
 @functools.cache
 def simulation(make, devices=1, **options):
     """Three of five clients a round, whose rows are wanted again."""
-    return build_simulation(
-        make(),
-        toys.feed(),
-        *toys.problem(),
-        mesh=make_mesh(devices),
-        cohort_size=3,
-        local_epochs=(2, 1),
-        seed=7,
-        reproducible_sum=True,
-        num_partial_sums=2,
-        **options,
-    )
+    settings = {"cohort_size": 3, "local_epochs": (2, 1), "seed": 7}
+    sums = {"reproducible_sum": True, "num_partial_sums": 2}
+    return toys.build(make(), mesh=(devices, 1), **settings, **sums, **options)
 
 
 def train(sim, folder, num_rounds, rounds_per_call):

@@ -11,12 +11,12 @@ from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.algorithms.corrections import feddane
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.simulation import build_simulation, start_simulation
+from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, LocalTraining
 from tests.federated import toys
-from tests.federated.test_engine import assert_close
-from tests.federated.test_stream import Reader, run
+from tests.federated.test_stream import run
+from tests.federated.toys import Reader, assert_close
 
 pytestmark = pytest.mark.ci
 
@@ -62,21 +62,12 @@ def test_a_mean_over_a_cohort_counts_each_example_once(name, devices, memory):
 
 
 def build(mesh, *, memory=None, **options):
-    table, population = toys.problem()
+    table, _ = toys.problem()
     if memory:
         table = stream(Reader(table.images), table.labels, memory=memory, waves=1)
-    rate = step_decay(0.05, every=2)
-    sim = build_simulation(
-        feddane(LocalTraining(toys.norm_loss, sgd(momentum=0.9), rate), mu=0.1),
-        toys.feed(),
-        table,
-        population,
-        mesh=make_mesh(*mesh),
-        local_epochs=(3, 2),
-        cohort_size=4,
-        seed=7,
-        **options,
-    )
+    local = LocalTraining(toys.norm_loss, sgd(momentum=0.9), step_decay(0.05, every=2))
+    settings = {"local_epochs": (3, 2), "cohort_size": 4, "seed": 7, **options}
+    sim = toys.build(feddane(local, mu=0.1), table=table, mesh=mesh, **settings)
     return sim, start_simulation(sim, toys.norm_variables())
 
 
@@ -98,4 +89,4 @@ def expected():
 def test_feddane_streams_and_is_cut(monkeypatch, mesh, options):
     monkeypatch.setattr(model_parallel, "SMALLEST", 16)
     found = run(*build(mesh, **options))
-    jax.tree.map(lambda x, y: assert_close(x, y), found, expected())
+    assert_close(found, expected())

@@ -12,10 +12,8 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import programs
 from fedfr_jax.federated.engine import Program
-from fedfr_jax.federated.simulation import (
-    open_store,
-    simulate_round,
-)
+from fedfr_jax.federated.many_rounds import load_call
+from fedfr_jax.federated.simulation import open_store, simulate_round
 from tests.federated import test_engine, test_stream
 
 LANES = 2
@@ -71,7 +69,7 @@ def test_a_round_is_refused_when_its_program_needs_more_than_is_free(
     sim, run, server = fresh(table)
     give(monkeypatch, needed - 1)
     for _ in range(2):  # the second time too
-        with pytest.raises(MemoryError, match="got 2.* to train, .*about 1 lane fits"):
+        with pytest.raises(MemoryError, match="got 2.* to train, .*about 1 fit"):
             play_one(sim, server)
     assert run.calls == 0
     give(monkeypatch, needed)
@@ -88,22 +86,10 @@ def test_what_was_let_through_is_not_asked_again_and_more_than_that_is(
     give(monkeypatch, 0)
     play_one(sim, server)
     calls = run.calls
-    with pytest.raises(MemoryError, match="not even one lane fits"):
+    with pytest.raises(MemoryError, match="got 3.* to train, .*about 0 fit"):
         more = sim.settings._replace(clients_per_device=LANES + 1)
         play_one(sim._replace(settings=more), server)
     assert run.calls == calls > 1
-
-
-def test_not_even_one_lane_is_said_so_with_what_it_needs(monkeypatch):
-    needed = needs_of("resident", 1)
-    sim, _, server = fresh("resident", 1)
-    one = "not even one lane fits, which needs at least .* GiB"
-    give(monkeypatch, 0.5 * trees.num_bytes(server))
-    with pytest.raises(MemoryError, match=f"got 1.* at least .* are free: {one}"):
-        play_one(sim, server)
-    give(monkeypatch, needed - 1)
-    with pytest.raises(MemoryError, match=f"got 1.* to train, .* {one}"):
-        play_one(sim, server)
 
 
 @pytest.mark.parametrize("table", ["resident", "stream"])
@@ -127,22 +113,15 @@ def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
     assert sum(line in record.getMessage() for record in caplog.records) == 1
 
 
-def personal_rows(sim, server, count):
-    return open_store(sim, server).gather(np.arange(count))[0]
-
-
-def test_rows_of_this_process_lie_on_its_own_devices(monkeypatch):
+def test_client_states_that_cannot_fit_are_refused_before_a_compile(monkeypatch):
     sim, server = test_engine.build("fedavg", mesh=(4, 1), personal="head")
-    rows = jax.tree.map(lambda x: x[:, None, None], personal_rows(sim, server, 4))
-    two_of_four = SimpleNamespace(
-        local_devices=sim.mesh.local_devices[:2], shape=sim.mesh.shape, size=4
-    )
-    each = trees.num_bytes(rows) / 2
-    give(monkeypatch, each - 1)
-    with pytest.raises(MemoryError, match="the personal rows need"):
-        programs.check_memory(sim._replace(mesh=two_of_four), server, rows)
-    give(monkeypatch, each + trees.num_bytes(server))
-    programs.check_memory(sim._replace(mesh=two_of_four), server, rows)
+    store = open_store(sim, server)
+    give(monkeypatch, trees.num_bytes(store.template) - 1)  # a client on each device
+    with pytest.raises(MemoryError, match="cohort_size must fit .*, got 3: the client"):
+        simulate_round(sim, server, store, 0)
+    assert sim.programs.run_whole.num_compiled() == 0
+    with pytest.raises(MemoryError, match="rounds_per_call must fit .*, got 2: the"):
+        load_call(sim, store, 0, 2, 2)
 
 
 def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
@@ -182,21 +161,3 @@ def test_an_accelerator_is_asked_for_its_own_memory_only():
 
     assert free({"bytes_limit": 100, "bytes_in_use": 30}) == 70
     assert free(None) is None
-
-
-@pytest.mark.parametrize(
-    "personal, most_lanes, message",
-    [
-        ("", 2, "clients_per_device must .*, got 4: .* about 2 lanes fit"),
-        ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
-    ],
-)
-def test_what_cannot_fit_is_refused_before_it_is_compiled(
-    monkeypatch, personal, most_lanes, message
-):
-    sim, server = test_engine.build("fedavg", lanes=4, cohort_size=3, personal=personal)
-    free = (most_lanes + 0.5) * trees.num_bytes(server)
-    monkeypatch.setattr(programs, "free_bytes", lambda mesh: free)
-    with pytest.raises(MemoryError, match=message):
-        simulate_round(sim, server, open_store(sim, server), 0)
-    assert sim.programs.run_whole.num_compiled() == 0

@@ -11,17 +11,16 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel, parameter_packing
-from fedfr_jax.federated.client import Population, column
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.programs import round_arguments
 from fedfr_jax.federated.simulation import (
-    assign,
     build_simulation,
-    load_round,
     open_store,
     simulate_round,
     start_simulation,
 )
 from fedfr_jax.models import iresnet
-from fedfr_jax.types import Cohort, Dataset
+from fedfr_jax.types import Dataset
 from tests.federated import toys
 from tests.tasks.faces import given
 
@@ -75,13 +74,9 @@ def two_rounds(num_model_shards):
 
 def _two_rounds(num_model_shards):
     sim, server = build(num_model_shards, max_hard_negatives=16)
-    store = open_store(sim, server)
-    work = assign(sim, server, store, Cohort(np.arange(4), 0))
-    begun = load_round(sim.runs, [work], 0)
     whole = sim.programs.run_whole
-    compiled = whole.lower(*begun.in_one_call(server)).compile()
-    steps = column(work.slots, "num_steps")
-    assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
+    compiled = whole.lower(*round_arguments(sim, server)).compile()
+    store = open_store(sim, server)
     for round in range(2):
         server, _ = simulate_round(sim, server, store, round)
     assert whole.num_compiled() == 1

@@ -8,22 +8,18 @@ import pytest
 
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import krum
-from fedfr_jax.federated.finite import check_dropped
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    run_cohort,
-    simulate_round,
+    check_dropped,
     start_simulation,
 )
 from fedfr_jax.federated.systems.failures import Dropout, drop_clients
 from fedfr_jax.federated.systems.rounds import Systems
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.loop import summarize
 from fedfr_jax.types import Cohort, Participation
 from tests.contracts import test_algorithms as contract
-from tests.federated.toys import SIZES, compilations, fedavg_toy, feed, problem
+from tests.federated import toys
+from tests.federated.toys import assert_same
 
 EVERYBODY = np.arange(5)
 
@@ -35,61 +31,43 @@ def of_clients(is_present, is_received=None):
     return Cohort(EVERYBODY, 0, Participation(part, got))
 
 
-def play(sim, variables, cohort, *, store=None):
-    """One round from the start: -> (server, rows and who is new, log) on the host."""
-    server = start_simulation(sim, variables)
-    store = store or open_store(sim, server)
-    server, log = run_cohort(sim, server, store, cohort)
-    return jax.device_get(server), store.gather(EVERYBODY), log
+def play(sim, variables, cohort):
+    """One round from the start."""
+    return toys.play_rounds(sim, start_simulation(sim, variables), cohorts=[cohort])
 
 
 @functools.cache
 def canonical():
     """A round of a personal leaf, the sums canonical, compiled once for all tests."""
-    algorithm, variables = fedavg_toy(personal="params/scale")
-    sim = build_simulation(
-        algorithm,
-        feed(),
-        *problem(),
-        mesh=make_mesh(2),
-        clients_per_device=2,
-        reproducible_sum=True,
-        num_partial_sums=2,
-    )
-    return sim, variables
-
-
-def assert_same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    algorithm, variables = toys.fedavg_toy(personal="params/scale")
+    options = {"clients_per_device": 2, "reproducible_sum": True, "num_partial_sums": 2}
+    return toys.build(algorithm, mesh=(2, 1), **options), variables
 
 
 def test_a_mask_of_everybody_keeps_the_bits():
     plain = play(*canonical(), Cohort(EVERYBODY, 0))
-    assert_same(play(*canonical(), of_clients([1] * 5))[:2], plain[:2])
+    assert_same(play(*canonical(), of_clients([1] * 5))[:3], plain[:3])
 
 
 def test_an_absent_client_is_as_one_that_was_never_asked():
     cohort = of_clients([1, 0, 1, 1, 0])
-    server, (rows, is_new), log = play(*canonical(), cohort)
-    wanted, (wanted_rows, _), fewer = play(
-        *canonical(), Cohort(EVERYBODY[[0, 2, 3]], 0)
-    )
-    assert_same((server, rows), (wanted, wanted_rows))
-    np.testing.assert_array_equal(is_new, [0, 1, 0, 0, 1])
-    np.testing.assert_array_equal(log.ids, [0, 2, 3])
-    assert_same(log.metrics, fewer.metrics)
+    found = play(*canonical(), cohort)
+    wanted = play(*canonical(), Cohort(EVERYBODY[[0, 2, 3]], 0))
+    assert_same(found[:2], wanted[:2])
+    np.testing.assert_array_equal(found.is_new, [0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(found.logs[0].ids, [0, 2, 3])
+    assert_same(found.logs[0].metrics, wanted.logs[0].metrics)
 
 
 def test_a_lost_update_moves_its_client_and_nobody_else():
     sim, variables = canonical()
     lost = of_clients([1, 1, 1, 1, 1], [1, 0, 1, 1, 0])
-    server, (rows, is_new), log = play(sim, variables, lost)
-    wanted, _, _ = play(sim, variables, of_clients([1, 0, 1, 1, 0]))
-    _, (all_rows, _), _ = play(sim, variables, of_clients([1] * 5))
-    contract.assert_close(server, wanted)  # they lie in other waves
-    assert_same(rows, all_rows)
-    assert not is_new.any()
-    np.testing.assert_array_equal(log.ids, [0, 2, 3])
+    found = play(sim, variables, lost)
+    without = play(sim, variables, of_clients([1, 0, 1, 1, 0]))
+    contract.assert_close(found.server, without.server)  # they lie in other waves
+    assert_same(found.rows, play(sim, variables, of_clients([1] * 5)).rows)
+    assert not found.is_new.any()
+    np.testing.assert_array_equal(found.logs[0].ids, [0, 2, 3])
 
 
 def test_ids_of_absent_clients_may_be_anybodys():
@@ -97,13 +75,13 @@ def test_ids_of_absent_clients_may_be_anybodys():
     part = Participation(*[np.array([1, 0, 1, 1, 0], bool)] * 2)
     padded = Cohort(np.array([0, 2, 2, 3, 0]), 0, part)
     wanted = play(sim, variables, of_clients(part.is_present))
-    assert_same(play(sim, variables, padded)[:2], wanted[:2])
+    assert_same(play(sim, variables, padded)[:3], wanted[:3])
 
 
 def test_rounds_of_any_number_of_clients_are_one_program():
     sim, variables = canonical()
     play(sim, variables, of_clients([1] * 5))
-    with compilations() as compiled:
+    with toys.compilations() as compiled:
         for count in range(1, 5):
             play(sim, variables, of_clients(EVERYBODY < count))
     assert not compiled
@@ -111,23 +89,18 @@ def test_rounds_of_any_number_of_clients_are_one_program():
 
 def test_a_round_that_nobody_is_left_in_keeps_the_server():
     sim, variables = canonical()
-    server, (_, is_new), log = play(sim, variables, of_clients([0] * 5))
-    assert_same(server, jax.device_get(start_simulation(sim, variables)))
-    assert is_new.all()
-    scalars = summarize(log)
+    found = play(sim, variables, of_clients([0] * 5))
+    assert_same(found.server, jax.device_get(start_simulation(sim, variables)))
+    assert found.is_new.all()
+    scalars = summarize(found.logs[0])
     assert scalars["num_clients"] == 0 and scalars["num_absent_clients"] == 5
     assert np.isfinite(list(scalars.values())).all()
     check_dropped({"dropped": np.zeros(0)}, np.zeros(0, int), 0, 0.5)
 
 
 def test_a_rule_that_needs_more_clients_than_arrive_keeps_the_server():
-    algorithm, variables = fedavg_toy()
-    sim = build_simulation(
-        with_aggregation(algorithm, krum(num_malicious_clients=0)),
-        feed(),
-        *problem(),
-        mesh=make_mesh(1),
-    )
+    algorithm, variables = toys.fedavg_toy()
+    sim = toys.build(with_aggregation(algorithm, krum(num_malicious_clients=0)))
     start = jax.device_get(start_simulation(sim, variables))
     assert_same(play(sim, variables, of_clients([1, 1, 0, 0, 0]))[0], start)
     moved = play(sim, variables, of_clients([1, 1, 1, 0, 0]))[0]
@@ -151,10 +124,9 @@ def test_every_algorithm_goes_on_with_those_who_are_left(name):
     left = Cohort(ids[is_left], 0)
     padded = Cohort(ids, 0, Participation(is_left, is_left))
     variables = contract.MEMBERS[name].variables
-    server, rows, log = play(sim, variables, padded)
-    wanted, wanted_rows, fewer = play(sim, variables, left)
-    contract.assert_close((server, rows), (wanted, wanted_rows))
-    contract.assert_close(log.metrics, fewer.metrics)
+    found, wanted = (play(sim, variables, cohort) for cohort in (padded, left))
+    contract.assert_close(found[:3], wanted[:3])
+    contract.assert_close(found.logs[0].metrics, wanted.logs[0].metrics)
 
 
 def test_as_many_clients_drop_out_as_is_probable_whatever_their_order():
@@ -172,21 +144,13 @@ def test_as_many_clients_drop_out_as_is_probable_whatever_their_order():
 
 
 def test_a_simulation_with_dropout_plays_its_rounds_without_those_who_left():
-    algorithm, variables = fedavg_toy()
-    sim = build_simulation(
-        algorithm,
-        feed(),
-        *problem(),
-        mesh=make_mesh(2),
-        systems=Systems(Dropout(0.4, 0.2)),
-    )
-    server = start_simulation(sim, variables)
-    store, counts = open_store(sim, server), []
-    for r in range(6):
-        server, log = simulate_round(sim, server, store, r)
+    algorithm, variables = toys.fedavg_toy()
+    sim = toys.build(algorithm, mesh=(2, 1), systems=Systems(Dropout(0.4, 0.2)))
+    end, counts = toys.play_rounds(sim, start_simulation(sim, variables), 6), []
+    for r, log in enumerate(end.logs):
         part = before_round(sim, (), r).participation
         np.testing.assert_array_equal(log.ids, EVERYBODY[part.is_received])
         counts.append(tuple(log.counts.values()))
         assert all(len(x) == counts[-1][0] for x in log.metrics.values())
-    assert {sum(x) for x in counts} == {len(SIZES)} and len(set(counts)) > 2
-    assert np.isfinite(jax.device_get(server).variables["params"]["scale"]).all()
+    assert {sum(x) for x in counts} == {len(toys.SIZES)} and len(set(counts)) > 2
+    assert np.isfinite(end.server.variables["params"]["scale"]).all()

@@ -11,7 +11,6 @@ from fedfr_jax import distributed
 from fedfr_jax import mesh as meshes
 from fedfr_jax.cli import flags, launch
 from fedfr_jax.federated.sampling import sample_cohort
-from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
 
 pytestmark = pytest.mark.ci
@@ -237,36 +236,6 @@ def test_a_cluster_that_jax_cannot_use_is_one_clear_error(fault, monkeypatch):
             distributed.join("host0:1", 2, 0)
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", is_async)
-
-
-def test_processes_share_a_store_whose_stamps_one_writes(tmp_path):
-    """Each writes its clients, reads the others', and all agree on the places."""
-    template = {"x": np.zeros(2, np.float32)}
-    rows = lambda *x: {"x": np.repeat(np.float32(x)[:, None], 2, axis=1)}
-    sharers = [Store(template, 6, tmp_path, sharer=i) for i in range(3)]
-    for round in range(4):
-        ids = np.roll(np.arange(6), round).reshape(3, 2)  # clients move
-        for i, store in enumerate(sharers[:: 1 - 2 * (round % 2)]):
-            others = np.delete(ids, i, axis=0).reshape(-1)
-            states = rows(*(100 * round + ids[i]))
-            store.scatter(ids[i], states, round, remote_ids=others)
-        for store in sharers:
-            store.settle()
-        for store in sharers:
-            tree, is_new = store.gather(np.arange(6))
-            np.testing.assert_array_equal(tree["x"][:, 0], 100 * round + np.arange(6))
-            assert not is_new.any()
-        for store in sharers:
-            store.flush(round + 1)
-    alone = Store(template, 6, tmp_path, resume_round=3, protected=(2,))
-    np.testing.assert_array_equal(
-        alone.gather(np.arange(6))[0]["x"][:, 0], 200 + np.arange(6)
-    )
-
-
-def test_a_shared_store_needs_a_folder():
-    with pytest.raises(ValueError, match="a folder that all processes can access"):
-        Store({"x": np.zeros(2)}, 3, sharer=0)
 
 
 def test_a_single_process_has_all_shards_and_no_barrier():

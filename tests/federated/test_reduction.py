@@ -1,7 +1,7 @@
 """The canonical reduction: the same bits however many devices there are."""
 
 import functools
-import hashlib
+import types
 
 import jax
 import numpy as np
@@ -10,13 +10,12 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.sampling import sample_cohort
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
     run_cohort,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -24,7 +23,8 @@ from fedfr_jax.models import iresnet
 from fedfr_jax.types import Cohort, Dataset
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
-from tests.federated.test_engine import assert_close, build, run
+from tests.federated.test_engine import build
+from tests.federated.toys import assert_close, digest
 from tests.tasks.faces import given
 
 pytestmark = pytest.mark.ci
@@ -32,43 +32,20 @@ pytestmark = pytest.mark.ci
 as_a_run = pytest.mark.usefixtures("run_level")
 
 
-def digest(tree):
-    state = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        state.update(np.ascontiguousarray(leaf).tobytes())
-    return state.hexdigest()
-
-
 @functools.cache  # compiled once for all tests
 def canonical(name, devices, lanes, personal="", **options):
     """(simulation, server) whose sums are canonical."""
-    given = {"personal": personal} if personal else {}
-    algorithm, variables = toys.TOYS[name](**given)
-    table, population = toys.problem()
-    sim = build_simulation(
-        algorithm,
-        toys.feed(),
-        table,
-        population,
-        mesh=make_mesh(devices),
-        local_epochs=(3, 2),
-        clients_per_device=lanes,
-        seed=7,
-        reproducible_sum=True,
-        **options,
-    )
+    algorithm, variables = toys.TOYS[name](**{"personal": personal} if personal else {})
+    options |= {"local_epochs": (3, 2), "seed": 7, "reproducible_sum": True}
+    sim = toys.build(algorithm, mesh=(devices, 1), clients_per_device=lanes, **options)
     return sim, start_simulation(sim, variables)
 
 
 def play_canonical(name, devices, lanes=1, flip=False, **options):
     """Server and rows after two rounds of all five clients."""
     sim, server = canonical(name, devices, lanes, **options)
-    store = open_store(sim, server)
-    for r in range(2):
-        ids = sample_cohort(sim.settings.seed, r, 5, 5)
-        cohort = Cohort(ids[::-1] if flip else ids, r)
-        server, _ = run_cohort(sim, server, store, cohort)
-    return jax.device_get(server), store.gather(np.arange(5))[0]
+    cohorts = [Cohort(np.arange(5)[:: -1 if flip else 1], r) for r in range(2)]
+    return toys.play_rounds(sim, server, cohorts=cohorts)[:2]
 
 
 @as_a_run
@@ -128,10 +105,7 @@ def play_network(devices, num_rounds=2):
     server = start_simulation(
         sim, method.init_variables(jax.jit(model.init)(jax.random.key(1)), phi)
     )
-    store = open_store(sim, server)
-    for r in range(num_rounds):
-        server, _ = simulate_round(sim, server, store, r)
-    return jax.device_get(server), store.gather(np.arange(5))[0]
+    return toys.play_rounds(sim, server, num_rounds)[:2]
 
 
 @as_a_run
@@ -143,23 +117,22 @@ def test_canonical_bits_of_a_convolutional_network_do_not_depend_on_the_devices(
 
 
 @as_a_run
-def test_devices_beyond_or_beside_the_shards_change_no_bit_either():
-    found = [play_canonical("fedavg", n, num_partial_sums=2) for n in (1, 3)]
-    assert len({digest(state) for state in found}) == 1
-
-
-@as_a_run
-def test_the_mean_of_few_leaves_is_rounded_alike_on_any_number_of_devices():
-    found = [
-        play_canonical("fedavg", n, num_partial_sums=4, personal="head") for n in (1, 4)
-    ]
+@pytest.mark.parametrize(
+    "devices, options",
+    [
+        ((1, 3), {"num_partial_sums": 2}),  # beyond or beside the partial sums
+        ((1, 4), {"num_partial_sums": 4, "personal": "head"}),  # means of few leaves
+    ],
+)
+def test_partial_sums_are_rounded_alike_on_any_number_of_devices(devices, options):
+    found = [play_canonical("fedavg", n, **options) for n in devices]
     assert len({digest(state) for state in found}) == 1
 
 
 @pytest.mark.parametrize("name", toys.others_are_slow({("fedavg",)}, toys.TOYS))
 def test_canonical_and_plain_sums_agree(name):
     ours, _ = play_canonical(name, 2)
-    plain, _, _ = run(*build(name, (2, 1), cohort_size=5))
+    plain = toys.play_rounds(*build(name, (2, 1), cohort_size=5), 2).server
     assert_close(ours, plain)
 
 
@@ -171,3 +144,19 @@ def test_shards_do_not_move_when_devices_do():
     for plan in plans[1:]:
         np.testing.assert_array_equal(plan.slots, plans[0].slots)
     assert all(plan.imbalance < 1.2 for plan in plans)
+
+
+def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):
+    level, passes = "xla_backend_optimization_level", "xla_disable_hlo_passes"
+    mesh = lambda kind: types.SimpleNamespace(
+        devices=np.array([types.SimpleNamespace(platform=kind)])
+    )
+    asked = lambda kind, *others: compiler_options(mesh(kind), *others)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert asked("cpu", None) == {level: 2}
+    assert asked("cpu", 8) == {level: 2, passes: "cse"}
+    assert asked("gpu", None) == {}
+    assert asked("gpu", 8) == {passes: "cse"}
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{passes}=dce")
+    assert asked("cpu", None) == {}
+    assert asked("cpu", 8) == {passes: "dce,cse"}

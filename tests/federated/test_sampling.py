@@ -1,21 +1,15 @@
 """Sampling of clients: who is drawn, how often, and rounds of padded cohorts."""
 
-import jax
 import numpy as np
 import pytest
 
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    run_cohort,
-    simulate_round,
     start_simulation,
 )
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
-from tests.federated.toys import compilations, fedavg_toy, feed, problem
+from tests.federated import toys
 
 
 def drawn(sampling, round, population=1000, cohort=50, seed=3):
@@ -86,12 +80,10 @@ def test_cohorts_that_cannot_be_drawn_are_refused(sampling, message):
 
 def test_a_padded_cohort_trains_like_the_clients_that_were_drawn():
     """And a smaller or empty one is no new program."""
-    algorithm, variables = fedavg_toy()
-    options = {"mesh": make_mesh(1), "cohort_size": 3, "clients_per_device": 2}
-    poisson = build_simulation(
-        algorithm, feed(), *problem(), sampling=Sampling("poisson"), **options
-    )
-    plain = build_simulation(algorithm, feed(), *problem(), **options)
+    algorithm, variables = toys.fedavg_toy()
+    options = {"cohort_size": 3, "clients_per_device": 2}
+    poisson = toys.build(algorithm, sampling=Sampling("poisson"), **options)
+    plain = toys.build(algorithm, **options)
     server = start_simulation(poisson, variables)
     compared, sizes = False, set()
     for round in range(4):
@@ -99,14 +91,12 @@ def test_a_padded_cohort_trains_like_the_clients_that_were_drawn():
         assert len(cohort.ids) == 5
         ids = cohort.ids[cohort.participation.is_present]
         sizes.add(len(ids))
-        with compilations() as compiled:
-            store = open_store(poisson, server)
-            found, log = simulate_round(poisson, server, store, round)
+        with toys.compilations() as compiled:
+            found = toys.play_rounds(poisson, server, cohorts=[cohort])
         assert round == 0 or not any("whole" in name for name in compiled)
-        np.testing.assert_array_equal(log.ids, ids)
+        np.testing.assert_array_equal(found.logs[0].ids, ids)
         if len(ids) > 1 and not compared:
-            alone, compared = Cohort(ids, round), True
-            expected, _ = run_cohort(plain, server, open_store(plain, server), alone)
-            for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+            expected = toys.play_rounds(plain, server, cohorts=[Cohort(ids, round)])
+            toys.assert_close(found.server, expected.server, atol=1e-6)
+            compared = True
     assert compared and len(sizes) > 1

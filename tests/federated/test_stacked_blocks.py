@@ -15,12 +15,8 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import fedrep
 from fedfr_jax.federated.local import by_block, sgd
 from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
     start_simulation,
 )
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 
@@ -81,15 +77,8 @@ MADE = {
 
 def two_rounds(algorithm, variables):
     """Networks of all clients, [N, ...], with named blocks."""
-    table, population = toys.problem()
-    sim = build_simulation(
-        algorithm, toys.feed(), table, population, mesh=make_mesh(1), local_epochs=2
-    )
-    server = start_simulation(sim, variables)
-    store = open_store(sim, server)
-    for round in range(2):
-        server, _ = simulate_round(sim, server, store, round)
-    rows = store.gather(np.arange(len(toys.SIZES)))[0]
+    sim = toys.build(algorithm, local_epochs=2)
+    server, rows, *_ = toys.play_rounds(sim, start_simulation(sim, variables), 2)
     networks = jax.vmap(
         lambda row: scanned_blocks.by_block_name(algorithm.personalize(server, row)),
         axis_size=len(toys.SIZES),

@@ -12,7 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.store import StateFile, Store
+from fedfr_jax.federated import row_log
+from fedfr_jax.federated.row_log import log_files, read_rows
+from fedfr_jax.federated.store import StateFile, Store, restore_rows
 from tests.federated import store_writer
 
 KILLS = 12
@@ -32,21 +34,14 @@ def counts(store, ids):
 
 
 def test_rows_come_back_as_written_and_others_are_new(tmp_path):
+    """A negative id neither reads nor writes the first or the last row."""
     store = Store(TEMPLATE, 10, tmp_path)
-    store.scatter(np.array([3, 7]), rows([30, 70]), 0)
-    tree, is_new = store.gather(np.array([7, 1, 3]))
-    np.testing.assert_array_equal(tree["head"][:, 0, 0], [70, 0, 30])
-    np.testing.assert_array_equal(is_new, [False, True, False])
-    assert store.touched().tolist() == [3, 7]
-
-
-def test_a_negative_id_neither_reads_nor_writes_the_first_or_last_row(tmp_path):
-    store = Store(TEMPLATE, 10, tmp_path)
-    store.scatter(np.array([0, 9]), rows([10, 90]), 0)
+    store.scatter(np.array([9, 0]), rows([90, 10]), 0)
     store.scatter(np.array([-1]), rows([66]), 1)
-    tree, is_new = store.gather(np.array([-1, 0, 9]))
-    assert is_new.tolist() == [True, False, False]
-    assert tree["count"].tolist() == [0, 10, 90]
+    tree, is_new = store.gather(np.array([9, -1, 1, 0]))
+    np.testing.assert_array_equal(tree["head"][:, 0, 0], [90, 0, 0, 10])
+    np.testing.assert_array_equal(is_new, [False, True, True, False])
+    assert store.touched().tolist() == [0, 9]
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -118,6 +113,7 @@ def test_clients_without_personal_state_are_remembered(tmp_path):
     assert store.gather(np.array([-1, 0, 1, 2]))[1].tolist() == [True, *3 * [False]]
     resumed = Store({"head": None}, 4, tmp_path, resume_round=1)
     assert resumed.touched().tolist() == [1, 3]
+    assert resumed.gather(np.array([0, 1]))[1].tolist() == [True, False]
 
 
 def test_a_store_of_another_model_is_refused(tmp_path):
@@ -237,6 +233,36 @@ def test_processes_that_share_a_store_write_at_the_same_time(tmp_path, held_writ
     assert counts(first, [0, 2]) == counts(second, [0, 2]) == [1, 3]
 
 
+def test_processes_share_a_store_whose_stamps_one_writes(tmp_path):
+    """Each writes its clients, reads the others', and all agree on the places."""
+    template = {"x": np.zeros(2, np.float32)}
+    rows = lambda *x: {"x": np.repeat(np.float32(x)[:, None], 2, axis=1)}
+    sharers = [Store(template, 6, tmp_path, sharer=i) for i in range(3)]
+    for round in range(4):
+        ids = np.roll(np.arange(6), round).reshape(3, 2)  # clients move
+        for i, store in enumerate(sharers[:: 1 - 2 * (round % 2)]):
+            others = np.delete(ids, i, axis=0).reshape(-1)
+            states = rows(*(100 * round + ids[i]))
+            store.scatter(ids[i], states, round, remote_ids=others)
+        for store in sharers:
+            store.settle()
+        for store in sharers:
+            tree, is_new = store.gather(np.arange(6))
+            np.testing.assert_array_equal(tree["x"][:, 0], 100 * round + np.arange(6))
+            assert not is_new.any()
+        for store in sharers:
+            store.flush(round + 1)
+    alone = Store(template, 6, tmp_path, resume_round=3, protected=(2,))
+    np.testing.assert_array_equal(
+        alone.gather(np.arange(6))[0]["x"][:, 0], 200 + np.arange(6)
+    )
+
+
+def test_a_shared_store_needs_a_folder():
+    with pytest.raises(ValueError, match="a folder that all processes can access"):
+        Store({"x": np.zeros(2)}, 3, sharer=0)
+
+
 def test_a_store_is_opened_after_what_an_earlier_one_still_writes(tmp_path, held_write):
     started, release = held_write
     earlier, opened = Store(TEMPLATE, 4, tmp_path), []
@@ -331,3 +357,102 @@ def test_a_stage_that_ended_keeps_a_row_per_client_even_if_killed(
         assert earlier.gather(np.arange(4))[0]["x"][:, 0].tolist() == wanted
     with pytest.raises(ValueError, match="than 2 in seals.txt"):
         Store(template, 4, tmp_path, resume_round=2)
+
+
+# --- Rows that are made again from a log are those that a checkpoint saw
+
+POPULATION = 9
+HEADS = {"head": np.zeros((3, 2), np.float32)}
+
+
+def mirrored(folder, round=0, protected=(), template=HEADS):
+    options = {"resume_round": round, "protected": protected, "is_mirrored": True}
+    return Store(template, POPULATION, folder, **options)
+
+
+def play(store, first, last, every=2):
+    """Rounds of three random clients, who keep the round's number; checkpoints."""
+    for round in range(first, last):
+        ids = np.random.default_rng(round).choice(POPULATION, 3, replace=False)
+        head = np.full((3, 3, 2), round + 1, np.float32)
+        store.scatter(ids, {"head": head} if store.template else {}, round)
+        if (round + 1) % every == 0:
+            store.flush(round + 1)
+
+
+def restored(folder, place):
+    """The store as another machine makes it, from what a bucket has of it."""
+    leave_out = shutil.ignore_patterns("rows.bin", "stamps.bin")
+    shutil.copytree(folder, place, ignore=leave_out)
+    restore_rows(place)
+    return place
+
+
+@pytest.mark.parametrize("template", [HEADS, {}], ids=["rows", "no rows"])
+def test_both_checkpoints_are_there_on_another_machine(tmp_path, template):
+    play(mirrored(tmp_path / "a", template=template), 0, 12)
+    copy = restored(tmp_path / "a", tmp_path / "b")
+    for round, older in [(12, (10,)), (10, (8,))]:
+        (left, new), (right, new_too) = (
+            mirrored(folder, round, older, template).gather(np.arange(POPULATION))
+            for folder in (tmp_path / "a", copy)
+        )
+        np.testing.assert_array_equal(new, new_too)
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name])
+            assert left[name].max() == round
+    assert len(log_files(copy)) == len(log_files(tmp_path / "a"))  # what is later goes
+
+
+def test_the_log_stays_as_large_as_the_rows(tmp_path, monkeypatch):
+    play(mirrored(tmp_path / "a"), 0, 60, every=1)
+    sizes = [path.stat().st_size for path in log_files(tmp_path / "a")]
+    assert sum(sizes) < 3 * max(sizes)
+    monkeypatch.setattr(row_log, "MAX_FILES", 2)
+    monkeypatch.setattr(row_log, "CHUNK_BYTES", 60)  # two rows
+    play(mirrored(tmp_path / "a", 60), 60, 66, every=1)
+    assert len(log_files(tmp_path / "a")) <= 3
+    folders = tmp_path / "a", restored(tmp_path / "a", tmp_path / "b")
+    here, there = (mirrored(x, 66).gather(np.arange(POPULATION))[0] for x in folders)
+    np.testing.assert_array_equal(here["head"], there["head"])
+
+
+def test_a_damaged_or_foreign_log_is_named_and_takes_no_more_than_it_has(tmp_path):
+    """Such as a small file that says that it has many clients, or large ones."""
+    log, other = (tmp_path / "log" / f"{n:09d}.rows" for n in (1, 2))
+    log.parent.mkdir()
+    header = np.array([[4, 8], [0, 1], [1, 1]])  # population, bytes; id, stamp
+
+    def write(path=log, place=None, value=0, data=16, header=header):
+        header = header.copy()
+        if place:
+            header[place] = value
+        with path.open("wb") as file:
+            np.save(file, header)
+            file.write(bytes(data))
+
+    def assert_refused(rule):
+        with pytest.raises(ValueError, match=rule):
+            restore_rows(tmp_path)
+        assert not (tmp_path / "stamps.bin").exists()
+
+    write()
+    assert read_rows(log).row_bytes == 8
+    for changes in [
+        *({"place": (0, 1), "value": x} for x in (2**40, -8, 0)),
+        *({"place": (0, 0), "value": x} for x in (1, -1)),
+        *({"data": x} for x in (15, 17)),
+        *({"place": (2, 0), "value": x} for x in (0, -1, 4)),
+        *({"place": (2, 1), "value": x} for x in (0, -1, 2**31)),
+        *({"header": x} for x in (header * 1.0, header[0], header[:0], header.T)),
+    ]:
+        write(**changes)
+        assert_refused(f"{log.name} must be an undamaged log")
+    write(header=np.zeros((2**20, 2), int))
+    log.write_bytes(log.read_bytes()[:200])
+    assert_refused("truncated")
+    write(place=(0, 0), value=2**60)
+    assert_refused("stamps must take at most")
+    write()
+    write(path=other, place=(0, 0), value=5)
+    assert_refused("one population")

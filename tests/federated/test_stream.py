@@ -1,7 +1,6 @@
 """A streamed table gives what the table on the device gives, piece by piece."""
 
 import dataclasses
-import io
 import time
 
 import jax
@@ -9,24 +8,18 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from PIL import Image
 
-from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.stream import stream
-from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.simulation import (
-    build_simulation,
     open_store,
     simulate_round,
     start_simulation,
 )
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Dataset
-from tests.data.recordio_files import write_face_set
 from tests.federated import toys
+from tests.federated.toys import Reader, assert_same
 
 pytestmark = pytest.mark.ci
 
@@ -34,48 +27,22 @@ ROUNDS = 2
 as_a_run = pytest.mark.usefixtures("run_level")
 
 
-class Reader:
-    """Reads rows of an array and remembers which."""
-
-    def __init__(self, images):
-        self.images, self.seen = images, []
-
-    def __call__(self, rows):
-        self.seen.append(np.asarray(rows))
-        return self.images[rows]
-
-
 def build(name, mesh=(1, 1), *, streamed=None, reader=None, lanes=1, **options):
     algorithm, variables = toys.TOYS[name]()
-    table, population = toys.problem()
+    table, _ = toys.problem()
     if streamed is not None:
         table = stream(reader or Reader(table.images), table.labels, **streamed)
-    sim = build_simulation(
-        algorithm,
-        toys.feed(),
-        table,
-        population,
-        mesh=make_mesh(*mesh),
-        local_epochs=(3, 2),
-        clients_per_device=lanes,
-        seed=7,
-        **{"cohort_size": 4, **options},
-    )
+    settings = {"cohort_size": 4, "local_epochs": (3, 2), "seed": 7, **options}
+    parts = {"table": table, "mesh": mesh, "clients_per_device": lanes}
+    sim = toys.build(algorithm, **parts, **settings)
     return sim, start_simulation(sim, variables)
 
 
 def run(sim, server, rounds=ROUNDS):
-    store, outcomes = open_store(sim, server), []
-    for r in range(rounds):
-        server, outcome = simulate_round(sim, server, store, r)
-        outcomes.append(outcome)
-    metrics = [(o.ids, o.metrics, o.num_added) for o in outcomes]
-    everyone = np.arange(len(sim.population.num_classes))
-    return jax.device_get(server), store.gather(everyone), metrics
-
-
-def assert_same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    """(server, rows, [(ids, metrics, num_added) of each round])."""
+    end = toys.play_rounds(sim, server, rounds)
+    logs = [(x.ids, x.metrics, x.num_added) for x in end.logs]
+    return end.server, end.rows, logs
 
 
 STREAMED = {("fedfr", (1, 1), 1), ("fedavg", (2, 2), 2)}
@@ -191,18 +158,11 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
 def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept():
     assert capacity_for(0, 0, 10, set()) == 0
     assert capacity_for(10, 3, 10, set()) == 10
-    fresh = lambda most: capacity_for(100, most, 10, set())
-    assert [fresh(most) for most in (0, 1, 3, 51, 52, 99)] == [1, 1, 4, 64, 100, 100]
+    fresh = [capacity_for(100, most, 10, set()) for most in (0, 1, 3, 51, 52, 99)]
+    assert fresh == [1, 1, 4, 64, 100, 100]
     known, counts = set(), (6, 2, 8, 40, 9, 1)
-    assert [capacity_for(100, most, 10, known) for most in counts] == [
-        8,
-        8,
-        8,
-        64,
-        64,
-        8,
-    ]
-    assert known == {8, 64}
+    kept = [capacity_for(100, most, 10, known) for most in counts]
+    assert kept == [8, 8, 8, 64, 64, 8] and known == {8, 64}
 
 
 def test_an_error_of_the_reader_ends_the_round():
@@ -214,33 +174,3 @@ def test_an_error_of_the_reader_ends_the_round():
     sim, server = build("fedavg", streamed={}, reader=broken)
     with pytest.raises(ValueError, match="shard 3 is gone"):
         run(sim, server)
-
-
-def learned(table):
-    """The server after a round of two clients of three classes."""
-    algorithm, variables = toys.fedavg_toy()
-    clients = Population(np.array([0, 4, 9]), np.full(2, 3, np.int32))
-    feed = Batching(4, toys.MIRRORED_BYTES)
-    sim = build_simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
-    return run(sim, start_simulation(sim, variables), rounds=1)[0]
-
-
-def nine_images():
-    return np.random.default_rng(0).integers(256, size=(9, 4, 4, 1), dtype=np.uint8)
-
-
-def test_a_round_streams_from_recordio(tmp_path):
-    """Records are decoded as they are asked for: nothing is packed before."""
-
-    def png(image):
-        file = io.BytesIO()
-        Image.fromarray(image[..., 0]).save(file, "png")
-        return file.getvalue()
-
-    images, people = nine_images(), np.repeat(np.arange(6), [2, 1, 1, 2, 1, 2])
-    path = tmp_path / "train.rec"
-    write_face_set(path, list(map(png, images)), people, image_size=(4, 4))
-    records = recordio(path, channels=1)
-    labels = records.labels % 3  # of a client's own three
-    streamed = stream(records.read, labels, waves=1)
-    assert_same(learned(streamed), learned(Dataset.from_arrays(images, labels)))

@@ -13,24 +13,21 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.model_parallel import placement
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.privacy import Privacy, private
-from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import (
     assign,
-    build_simulation,
     open_store,
     shared_tables,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.federated.systems.devices import log_normal_profiles
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Cohort, LocalTraining, Prepared
+from fedfr_jax.types import LocalTraining, Prepared
 from tests.federated import toys
-from tests.federated.test_engine import assert_close
-from tests.federated.test_stream import Reader
+from tests.federated.toys import Reader, assert_close
 
 pytestmark = pytest.mark.ci
 
@@ -115,21 +112,10 @@ def alone(name, cohort_size=3):
     """The same of runs that know of no other, on one device that has the table."""
     ends, (make, variables) = [], TOYS[name]
     for hyper, seed in zip(HYPERS, SEEDS, strict=True):
-        sim = build_simulation(
-            make(hyper),
-            toys.feed(),
-            *toys.problem(),
-            mesh=make_mesh(1),
-            cohort_size=cohort_size,
-            local_epochs=(2, 1),
-            seed=seed,
-        )
-        server = start_simulation(sim, variables())
-        store = open_store(sim, server)
-        for r in range(ROUNDS):
-            server, outcome = simulate_round(sim, server, store, r)
-        rows = store.gather(EVERYONE)
-        ends.append((jax.device_get(server), rows, outcome.metrics))
+        settings = {"cohort_size": cohort_size, "local_epochs": (2, 1), "seed": seed}
+        sim = toys.build(make(hyper), **settings)
+        end = toys.play_rounds(sim, start_simulation(sim, variables()), ROUNDS)
+        ends.append((end.server, (end.rows, end.is_new), end.logs[-1].metrics))
     return ends
 
 
@@ -190,19 +176,6 @@ def test_members_that_do_not_fit_together_are_refused(options, monkeypatch):
         play_sweeps(runs, "fedavg")
 
 
-def assigned(runs):
-    servers, stores = start_sweep(runs, toys.norm_variables())
-    alone = zip(runs.sims, stores, strict=True)
-
-    def cohort(sim):
-        settings = sim.settings
-        return Cohort(sample_cohort(settings.seed, 0, 5, settings.cohort_size), 0)
-
-    return [
-        assign(sim, runs.member(servers, 0), store, cohort(sim)) for sim, store in alone
-    ]
-
-
 def test_members_of_equal_cohorts_read_their_rows_once():
     offsets, reader = toys.problem()[1].offsets, Reader(toys.problem()[0].images)
     runs = build(**STREAM, reader=reader, seeds=[8, 7, 8])
@@ -216,49 +189,35 @@ def test_members_of_equal_cohorts_read_their_rows_once():
 
 
 @pytest.mark.parametrize(
-    "name, options, expected",
-    [
-        ("fedavg", {}, [1, 0, 1]),
-        ("fedavg", {"cohort_size": 5}, [0, 0, 0]),  # everybody
-        ("added", {"cohort_size": 5}, [0, 1, 2]),
-    ],
+    "name, cohort_size, expected",
+    [("fedavg", 3, [1, 0, 1]), ("fedavg", 5, [0, 0, 0]), ("added", 5, [0, 1, 2])],
 )
-def test_members_share_a_table_unless_the_server_adds_to_it(name, options, expected):
-    runs = build(name, **STREAM, seeds=[8, 7, 8], **options)
-    assert shared_tables(runs, assigned(runs)) == expected
+def test_members_share_a_table_unless_the_server_adds_to_it(
+    name, cohort_size, expected
+):
+    """Members of one seed, or of cohorts of all clients."""
+    runs = build(name, **STREAM, seeds=[8, 7, 8], cohort_size=cohort_size)
+    servers, stores = start_sweep(runs, toys.norm_variables())
+    works = [
+        assign(sim, runs.member(servers, 0), store, before_round(sim, (), 0))
+        for sim, store in zip(runs.sims, stores, strict=True)
+    ]
+    assert shared_tables(runs, works) == expected
 
 
 def test_no_member_plays_a_round_that_overspends_its_privacy():
     """The second round of everybody would; nothing is compiled before it is said."""
-    few = len(EVERYONE)
-    given = {"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": few}
+    given = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "epsilon": 4.0}
     make = lambda hyper: private(
         fedavg(toys.LOCAL._replace(learning_rate=hyper["rate"])),
-        Privacy(**given, delta=1e-3, epsilon=4.0),
+        Privacy(cohort_size=5, **given),
     )
-    runs = sweep(
-        make,
-        toys.feed(),
-        *toys.problem(),
-        hypers=HYPERS[:2],
-        seeds=SEEDS[:2],
-        mesh=make_mesh(1),
-    )
+    runs = build(make=make, cohort_size=5, hypers=HYPERS[:2], seeds=SEEDS[:2])
     with pytest.raises(ValueError, match="must stay within privacy.epsilon=4, but"):
         advance(runs, None, [None, None], 1)
 
 
-def test_clients_that_take_time_are_refused_side_by_side_in_one_line():
+def test_clients_that_take_time_are_refused_in_one_line():
     slow = Systems(profiles=log_normal_profiles(len(EVERYONE)))
-    with pytest.raises(
-        ValueError, match="vmapped sweep cannot have systems .* one by one"
-    ):
-        sweep(
-            lambda hyper: fedavg(toys.LOCAL),
-            toys.feed(),
-            *toys.problem(),
-            hypers=HYPERS[:1],
-            seeds=SEEDS[:1],
-            mesh=make_mesh(1),
-            systems=slow,
-        )
+    with pytest.raises(ValueError, match="sweep cannot have systems .* one by one"):
+        build(systems=slow)

@@ -1,6 +1,7 @@
 """Small federated problems that several tests share, and golden rounds of them."""
 
 import contextlib
+import hashlib
 import itertools
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_parallel import gather
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -31,7 +33,7 @@ from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.tasks.faces.frozen_features import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Augment, Cohort, Dataset, LocalTraining, Model
+from fedfr_jax.types import Augment, Cohort, Dataset, LocalTraining, Model, PyTree
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
 CLASSES = np.array([2, 3, 2, 3, 1])  # classes of each client
@@ -160,6 +162,65 @@ def play(sim, variables, rounds=(0,)):
     return server, store, log
 
 
+def build(algorithm, *, table=None, mesh=(1, 1), batching=None, **settings):
+    """The simulation of `problem`, or of another table."""
+    dataset, population = problem()
+    dataset = dataset if table is None else table
+    parts = batching or feed(), dataset, population
+    return build_simulation(algorithm, *parts, mesh=make_mesh(*mesh), **settings)
+
+
+class Played(NamedTuple):
+    """What rounds left, on the host."""
+
+    server: PyTree
+    rows: PyTree  # [N, ...]
+    is_new: np.ndarray  # [N] bool
+    logs: list
+
+
+def play_rounds(sim, server, rounds=1, *, first=0, cohorts=(), store=None) -> Played:
+    """Rounds from a server's state, with the given cohorts or those of the seed."""
+    store, logs = store or open_store(sim, server), []
+    numbers = range(first, first + rounds)
+    chosen = cohorts or (before_round(sim, server, number) for number in numbers)
+    for cohort in chosen:
+        server, log = run_cohort(sim, server, store, cohort)
+        logs.append(log)
+    rows, is_new = store.gather(np.arange(sim.population.num_clients))
+    return Played(jax.device_get(server), rows, is_new, logs)
+
+
+class Reader:
+    """Reads rows of an array and remembers which."""
+
+    def __init__(self, images):
+        self.images, self.seen = images, []
+
+    def __call__(self, rows):
+        self.seen.append(np.asarray(rows))
+        return self.images[rows]
+
+
+def digest(tree) -> str:
+    """Of the bits of all leaves."""
+    state = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        state.update(np.ascontiguousarray(leaf).tobytes())
+    return state.hexdigest()
+
+
+def assert_same(actual, expected):
+    """Equal trees, to the last bit."""
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=1e-5):
+    """Trees of nearly the same numbers."""
+    near = lambda x, y: np.testing.assert_allclose(x, y, rtol, atol)
+    jax.tree.map(near, actual, expected)
+
+
 # --- Golden rounds, in float64
 
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
@@ -207,19 +268,18 @@ def replay(
         clients_per_device=where[1],
     )
     server = start_simulation(sim, variables)
-    store = open_store(sim, server)
-    ids = np.arange(len(sizes))
-    first = 0
+    store, ids, first = open_store(sim, server), np.arange(len(sizes)), 0
     if rows is not None:
         store.scatter(ids, rows, first)
         first = 1
     servers = []
-    cohorts = cohorts or [ids] * rounds
-    for r, cohort in enumerate(cohorts, first):
-        cohort = Cohort(np.asarray(cohort, np.int32), r)
-        server, outcome = run_cohort(sim, server, store, cohort)
-        servers.append(jax.device_get(server))
-    return Replay(servers, store.gather(ids)[0], outcome.metrics)
+    for r, cohort in enumerate(cohorts or [ids] * rounds, first):
+        played = play_rounds(
+            sim, server, store=store, cohorts=[Cohort(np.int32(cohort), r)]
+        )
+        server = played.server
+        servers.append(server)
+    return Replay(servers, played.rows, played.logs[0].metrics)
 
 
 # --- Softmax regression: fl_rounds

@@ -1,7 +1,7 @@
 """Compression of clients' updates: sparsification and quantization.
 
 The server sees the values that it would decode; `Aggregator.compress` counts the bits
-of the message, see `federated.communication`. With error feedback a client adds to its
+of the message, see `federated.disclosure`. With error feedback a client adds to its
 update the compression error of earlier messages (Seide et al. 2014; Karimireddy et al.
 2019, arXiv:1901.09847): it keeps that error with its personal state, one update per
 client who ever took part. Running statistics are sent as they are.

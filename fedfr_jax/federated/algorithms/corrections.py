@@ -20,9 +20,8 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.proximal import proximal
 from fedfr_jax.federated.dataset_means import build_dataset_mean, over_examples
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.local import build_local_training, total_rate
+from fedfr_jax.federated.local import build_local_training, check_rate, total_rate
 from fedfr_jax.federated.model_parallel import unshard
-from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Count, NonNegative
 from fedfr_jax.schema import checked

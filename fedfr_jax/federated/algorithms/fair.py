@@ -10,8 +10,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.dataset_means import over_examples
-from fedfr_jax.federated.local import build_local_training, learning_rate_at
-from fedfr_jax.federated.rates import check_rate
+from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
 from fedfr_jax.federated.variable_split import client_output, merge_personal_variables
 from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked

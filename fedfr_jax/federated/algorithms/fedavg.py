@@ -19,8 +19,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
-from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.federated.optimizer_keys import with_raw_keys
+from fedfr_jax.federated.local import build_local_training, with_raw_keys
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.parts import Built, Member
 from fedfr_jax.ranges import BelowOne, NonNegative, Positive

@@ -14,12 +14,12 @@ from fedfr_jax.federated.algorithms.proximal import proximal
 from fedfr_jax.federated.local import (
     NO_STEP,
     build_local_training,
+    check_rate,
     init_state,
     learning_rate_at,
     local_step,
     run_steps,
 )
-from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.ranges import Count, NonNegative, Positive, Share
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, Client, LocalTraining, PyTree, as_aux_loss

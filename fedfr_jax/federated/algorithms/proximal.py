@@ -14,8 +14,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.mean import Weighting, uniform, weight_of
 from fedfr_jax.federated.algorithms.fedavg import ServerOptimizer, fedavg
-from fedfr_jax.federated.local import build_local_training, learning_rate_at
-from fedfr_jax.federated.rates import check_rate
+from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
 from fedfr_jax.federated.variable_split import (
     client_output,
     merge_personal_variables,

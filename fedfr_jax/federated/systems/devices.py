@@ -12,14 +12,14 @@ Devices train when they are idle, charging and on a free network, which is at ni
 (Bonawitz et al. 2019, arXiv:1902.01046, section 9: four times as many as by day).
 """
 
-import csv
-import math
 import os
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
 
+from fedfr_jax.files import read_csv
 from fedfr_jax.ranges import NonNegative, Positive, Seed
 from fedfr_jax.schema import checked
 from fedfr_jax.text import parse_number
@@ -31,7 +31,7 @@ WINDOWS = ("client", "from", "to")
 
 
 class Work(NamedTuple):
-    """Work of one client in a round, see `communication.count_work`."""
+    """Work of one client in a round, see `disclosure.count_work`."""
 
     download: int  # bytes
     upload: int  # bytes
@@ -86,61 +86,45 @@ def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
 
     One for each client, numbered from 0, in any order.
     """
-    speeds = np.full((num_clients, 3), math.nan)
-    for line, row in read_lines(path, SPEEDS, num_clients):
-        client, *numbers = row
-        if not np.isnan(speeds[client, 0]):
-            raise ValueError(
-                f"{path} must have one line for each client, got client {client} "
-                f"again in line {line}. Remove one of its lines."
-            )
-        if not min(numbers) > 0:
-            raise ValueError(
-                f"{path} must have positive numbers, got {min(numbers)} in line {line}."
-            )
-        speeds[client] = numbers
-    check_complete(path, ~np.isnan(speeds[:, 0]))
-    gflops, download, upload = speeds.T
+    table, clients = read_numbers(path, SPEEDS, num_clients)
+    check_lines(path, clients, num_clients, max_lines=1)
+    speeds = table[np.argsort(clients)].T
+    if not (speeds > 0).all():
+        raise ValueError(f"{path} must have positive numbers, got {speeds.min()}.")
+    gflops, download, upload = speeds
     return Profiles(gflops * GIGA, download * MEGABIT, upload * MEGABIT)
 
 
-def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: int):
-    """Yield (line number, (client, *numbers)) of a csv file with these columns."""
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing:
+def read_numbers(
+    path: str | os.PathLike, columns: Sequence[str], num_clients: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers [n, c] and clients [n] of a csv file with these columns, client first."""
+    table, clients = [], []
+    for line, (client, *texts) in read_csv(path, columns).items():
+        try:
+            clients.append(int(client))
+            table.append([parse_number(text) for text in texts])
+            is_valid = 0 <= clients[-1] < num_clients and np.isfinite(table[-1]).all()
+        except ValueError:
+            is_valid = False
+        if not is_valid:
             raise ValueError(
-                f"{path} must have the header {','.join(columns)}, got no "
-                f"{', '.join(missing)}."
+                f"{path} must have clients in [0, {num_clients}) and numbers, got "
+                f"{[client, *texts]} in line {line}."
             )
-        for row in reader:
-            line, texts = reader.line_num, [row[name] for name in columns]
-            try:
-                _, *numbers = map(parse_number, texts)
-                client = int(texts[0])
-            except (TypeError, ValueError):
-                client, numbers = -1, [math.nan]
-            if not np.isfinite(numbers).all():
-                raise ValueError(
-                    f"{path} must have a client number and numbers, got {texts} "
-                    f"in line {line}."
-                )
-            if not 0 <= client < num_clients:
-                raise ValueError(
-                    f"{path} must have clients in [0, {num_clients}), got {client} in "
-                    f"line {line}."
-                )
-            yield line, (client, *numbers)
+    shape = len(table), len(columns) - 1
+    return np.array(table, float).reshape(shape), np.array(clients, np.int64)
 
 
-def check_complete(path: str | os.PathLike, is_there: np.ndarray) -> None:
-    """Raise ValueError for the first of N clients [N] bool without a line."""
-    if not is_there.all():
+def check_lines(path, clients: np.ndarray, num_clients: int, max_lines: int) -> None:
+    """Raise ValueError for the first of N clients with no line, or too many."""
+    counts = np.bincount(clients, minlength=num_clients)
+    is_wrong = (counts == 0) | (counts > max_lines)
+    if is_wrong.any():
+        client = int(is_wrong.argmax())
         raise ValueError(
-            f"{path} must have a line for each of the {len(is_there)} clients, got "
-            f"none for {int((~is_there).sum())} of them, the first is client "
-            f"{int(is_there.argmin())}. Add their lines."
+            f"{path} must have a line for each of the {num_clients} clients, got "
+            f"{counts[client]} for client {client}."
         )
 
 
@@ -219,17 +203,11 @@ def read_availability(path: str | os.PathLike, num_clients: int) -> Availability
 
     In any order; the trace repeats after the last `to`.
     """
-    windows = []
-    for line, (client, start, end) in read_lines(path, WINDOWS, num_clients):
-        if not 0 <= start < end:
-            raise ValueError(
-                f"{path} must have 0 <= from < to, got {start} and {end} in line "
-                f"{line}."
-            )
-        windows.append((client, start, end))
-    client, start, end = np.array(windows, float).reshape(-1, 3).T
-    counts = np.bincount(client.astype(np.int64), minlength=num_clients)
-    check_complete(path, counts > 0)
-    order = np.argsort(client, kind="stable")
+    table, clients = read_numbers(path, WINDOWS, num_clients)
+    check_lines(path, clients, num_clients, max_lines=len(clients))
+    start, end = table[np.argsort(clients, kind="stable")].T
+    if not ((start >= 0) & (start < end)).all():
+        raise ValueError(f"{path} must have 0 <= from < to in every line.")
+    counts = np.bincount(clients, minlength=num_clients)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    return Availability(offsets, start[order], (end - start)[order], float(end.max()))
+    return Availability(offsets, start, end - start, float(end.max()))

@@ -41,6 +41,9 @@ from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Participation
 
+NEED_TIME = ("availability", "over_selection", "deadline", "asynchronous")
+NEED_ROUNDS = ("over_selection", "deadline", "sampling")
+
 
 class Systems(NamedTuple):
     """Failures and durations of clients; none by default."""
@@ -78,19 +81,12 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     """Raise ValueError for settings that exclude each other or are out of range."""
     check_fields("dropout.", systems.dropout)
     check_fields("systems.", systems)
-    used = {
-        "availability": systems.availability is not None,
-        "over_selection": systems.over_selection != 1,
-        "deadline": systems.deadline != 0,
-        "asynchronous": systems.asynchronous is not None,
-        "sampling": systems.sampling is not None,
-    }
-    needs_time = used.keys() - {"sampling"}
-    not_asynchronous = used.keys() & {"over_selection", "deadline", "sampling"}
-    for name, is_used in used.items():
-        if is_used and name in needs_time and systems.profiles is None:
+    defaults = Systems()._asdict()
+    used = [name for name, x in systems._asdict().items() if x != defaults[name]]
+    for name in used:
+        if name in NEED_TIME and systems.profiles is None:
             raise ValueError(f"systems.{name} needs systems.profiles, got None.")
-        if is_used and name in not_asynchronous and systems.asynchronous:
+        if name in NEED_ROUNDS and systems.asynchronous:
             raise ValueError(
                 f"systems.{name} needs synchronous rounds, got systems.asynchronous."
             )
@@ -118,27 +114,20 @@ def check_together(
     systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
 ) -> None:
     """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
-    if stragglers.are_dropped and sampling.is_poisson:
+    if stragglers.are_dropped and (sampling.is_poisson or systems.has_world):
         raise ValueError(
-            f"drop_stragglers must be False with sampling {sampling.name!r}, whose "
-            "cohorts have no fixed size, got True. Use systems.dropout instead."
+            "drop_stragglers must be False where a cohort has no fixed size (sampling "
+            f"{sampling.name!r}) or systems decide who is late, got True."
         )
-    if not systems.has_world:
-        return
-    if algorithm.privacy is not None:
+    if systems.has_world and algorithm.privacy is not None:
         raise ValueError(
             "privacy must be used with randomly sampled clients, got systems with "
             "profiles or sampling. Remove them; dropout is allowed."
         )
-    if sampling != Sampling():
+    if systems.has_world and sampling != Sampling():
         raise ValueError(
             "sampling must be 'shuffle' if systems choose clients, got "
             f"{sampling.name}."
-        )
-    if stragglers.are_dropped:
-        raise ValueError(
-            "drop_stragglers must be False where systems choose clients (profiles or "
-            "sampling), got True. Profiles decide who is late."
         )
 
 

@@ -11,9 +11,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation.robust import median, rfa
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.programs import extra_shapes, lowered, on_mesh, round_arguments
+from fedfr_jax.federated.programs import round_arguments
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import keywords
@@ -180,17 +178,6 @@ def memory_of(algorithm, cohort, model):
         **{"mesh": make_mesh(1), "cohort_size": cohort},
     )
     server = start_simulation(sim, model.init(None))
-    extra = on_mesh(sim.mesh, empty_prepared(cohort))
-    if algorithm.prepare:
-        context = sim.context(before_round(sim, (), 0))
-        extra = extra_shapes(algorithm.prepare, server, context)
-    arguments = round_arguments(
-        sim,
-        cohort_size=cohort,
-        server=server,
-        row=jax.eval_shape(algorithm.init_personal, jax.random.key(0), server),
-        extra=extra,
-        table=sim.device_data,
-    )
-    memory = lowered(sim.programs.run_whole, *arguments).compile().memory_analysis()
+    program = sim.programs.run_whole.lower(*round_arguments(sim, server))
+    memory = program.compile().memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes
