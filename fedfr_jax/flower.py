@@ -303,7 +303,10 @@ def client_app(given: Given):
     def resolve(context):
         items = _hashable_config(given, context.run_config, context.node_config)
         deployment, train = build_from(items)
-        return deployment, train, _client_id(deployment, context.node_config)
+        client: Any = context.node_config.get("partition-id")
+        origin = "partition-id of the SuperNode's --node-config"
+        check_client_id(origin, client, deployment.num_clients)
+        return deployment, train, client
 
     @app.query()
     def query(message, context):
@@ -316,7 +319,9 @@ def client_app(given: Given):
     def train(message, context):
         _, step, client = resolve(context)
         content = message.content
-        task, arrays = _task(content["task"]), _from_record(content["server"])
+        task = ClientTask(**content["task"])
+        task = task._replace(key=np.array(task.key, np.uint32))
+        arrays = _from_record(content["server"])
         before = ClientState.load(context, client).after(task)
         reply, personal = step(client, task, arrays, before)
         rounds = task.round + 1, task.accepted
@@ -330,18 +335,6 @@ def client_app(given: Given):
         return Message(RecordDict(reply_content), reply_to=message)
 
     return app
-
-
-def _task(record: Mapping[str, Any]) -> ClientTask:
-    return ClientTask(**{**record, "key": np.array(record["key"], np.uint32)})
-
-
-def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
-    """Read the client id of a SuperNode from its config."""
-    client: Any = node_config.get("partition-id")
-    origin = "partition-id of the SuperNode's --node-config"
-    check_client_id(origin, client, deployment.num_clients)
-    return client
 
 
 def server_app(

@@ -362,7 +362,7 @@ class Cohort(NamedTuple):
     round: int
     participation: Participation | None = None  # None: all of them take part
     # State of the clients' systems at the round's end; None if they have none
-    world: PyTree = None
+    systems_state: PyTree = None
 
 
 class RoundContext(NamedTuple):

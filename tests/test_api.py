@@ -236,7 +236,7 @@ def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
 
 
 SIZES = [
-    ({"cohort_size": 5}, "cohort_size must be in .*got 5"),
+    ({"cohort_size": 5}, "cohort_size must be at most .*got 5"),
     ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
     ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
     ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),

@@ -223,7 +223,7 @@ def server_key(key: jax.Array, round: jax.Array) -> jax.Array:
 
 
 def client_view(
-    feed: Batching,
+    batching: Batching,
     max_local: int,
     key,
     slot,
@@ -236,7 +236,7 @@ def client_view(
     """Build the `Client` of an algorithm: numbers, and functions that return batches.
 
     Args:
-      feed: how batches are made.
+      batching: how batches are made.
       max_local: static bound on the examples of a client, without added ones.
       key: a function of (seed, round, client).
       slot, extra, examples, round: inputs of the engine's lane.
@@ -244,9 +244,9 @@ def client_view(
         trained data parallel.
     """
     count, staleness = slot.num_examples + slot.num_added, slot.staleness
-    part = feed.batch_size // shard[1]
+    part = batching.batch_size // shard[1]
     bound = max_local + extra.added_rows.shape[1]
-    per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
+    per_epoch = jnp.maximum(batching.steps_per_epoch(count), 1)
     shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
 
     def stored_at(position):
@@ -279,8 +279,8 @@ def client_view(
         return shard[0] * part + jnp.arange(part, dtype=jnp.int32)
 
     def batch(step):
-        position = lax.rem(step, per_epoch) * feed.batch_size + places()
-        if feed.shuffle:
+        position = lax.rem(step, per_epoch) * batching.batch_size + places()
+        if batching.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
             position = _shuffle(epoch_key, position, count)
         return augment(step, stored_at(position))
@@ -289,14 +289,14 @@ def client_view(
         return augment(step, stored_at(positions[places()]))
 
     def augment(step, stored):
-        inputs, targets, view = feed.augment_batch(
+        inputs, targets, view = batching.augment_batch(
             augment_key, step, places(), stored.inputs, stored.targets
         )
         return stored._replace(inputs=inputs, targets=targets, view_index=view)
 
     def batch_from(start, view):
-        plain = stored_at(start + jnp.arange(feed.batch_size, dtype=jnp.int32))
-        inputs = feed.with_deterministic(view, plain.inputs)
+        plain = stored_at(start + jnp.arange(batching.batch_size, dtype=jnp.int32))
+        inputs = batching.with_deterministic(view, plain.inputs)
         return plain._replace(inputs=inputs, view_index=jnp.full_like(plain.row, view))
 
     return Client(
@@ -313,8 +313,8 @@ def client_view(
         batch=batch,
         batch_at=batch_at,
         batch_from=batch_from,
-        max_positions=feed.batch_size * -(-bound // feed.batch_size),
-        num_views=feed.num_views,
+        max_positions=batching.batch_size * -(-bound // batching.batch_size),
+        num_views=batching.num_views,
         shared=extra.shared,
         staleness=0 if staleness is None else staleness,
     )

@@ -66,7 +66,7 @@ def mean_metrics(total: PyTree, count: jax.Array) -> PyTree:
     return trees.divide(total, jnp.maximum(count, 1))
 
 
-def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callable:
+def build_dataset_mean(value_fn: Callable, batching: Batching, mesh: Mesh) -> Callable:
     """Build the mean of a value over a cohort's examples, without augmentation.
 
     Args:
@@ -76,7 +76,7 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
       run(variables, table, population, cohort) -> tree, the same on every device;
       `table` is a `Dataset` or a `Stream`.
     """
-    batch_size = feed.batch_size
+    batch_size = batching.batch_size
 
     def device(variables, block, union, start):
         """Sum on one device, over its share of the positions from `start` on."""
@@ -86,7 +86,7 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
 
         def read(position):
             examples = rows_of(block, position - first)
-            client = union_view(feed, rows, count, examples, round)
+            client = union_view(batching, rows, count, examples, round)
             return client.batch_from(position, jnp.int32(0))
 
         def value(batch):
@@ -131,8 +131,8 @@ def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
     return DeviceExamples(block.dataset, places)
 
 
-def union_view(feed, rows, count, examples, round) -> Client:
+def union_view(batching, rows, count, examples, round) -> Client:
     """Treat the first `count` [] of the table's `rows` [R] as one client."""
     slot = single_slot(offset=rows[0], num_added=count)
     extra = Prepared(shared=(), added_rows=rows[None], num_added=count[None])
-    return client_view(feed, 0, jax.random.key(0), slot, extra, examples, round)
+    return client_view(batching, 0, jax.random.key(0), slot, extra, examples, round)

@@ -377,7 +377,7 @@ def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
 
 def round_functions(
     make: Callable,
-    feed: Batching,
+    batching: Batching,
     mesh: Mesh,
     *,
     max_local: int,
@@ -394,7 +394,7 @@ def round_functions(
       shards: V of the canonical reduction; None sums over devices in any order.
       steps_per_loop: of counted local loops, see `local.run_steps`.
     """
-    make = model_parallel.shard_leaves(mesh, make, feed.batch_size)
+    make = model_parallel.shard_leaves(mesh, make, batching.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
     num_sums = -(-(shards or num_devices) // num_devices) * num_devices
     cut, whole_spec = P(meshes.CLIENTS), P()
@@ -407,7 +407,9 @@ def round_functions(
             examples = kind.device_examples(table, slot.start)
 
             def view(key):
-                client = client_view(feed, max_local, key, slot, extra, examples, round)
+                client = client_view(
+                    batching, max_local, key, slot, extra, examples, round
+                )
                 return client._replace(steps_per_loop=steps_per_loop)
 
             key = client_key(seed_key, slot.client)

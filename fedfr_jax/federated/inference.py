@@ -24,13 +24,13 @@ from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
 from fedfr_jax.types import Algorithm, PyTree, model_inputs
 
 
-def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
+def build_embed(embed: Callable, batching: Batching, mesh: Mesh) -> Callable:
     """Build the features of a data set's rows, sharded over the client devices.
 
     Args:
       embed: (variables, images [B, H, W, C]) -> [B, D].
-      feed: its batch size, and its augment, in whose views examples are seen: in all
-        of them where they are counted, else in the plain one.
+      batching: its batch size, and its augment, in whose views examples are seen: in
+        all of them where they are counted, else in the plain one.
 
     Returns:
       run(variables, table, rows [R] int32) -> [R', F, D] of F views, with R' >= R: the
@@ -39,15 +39,15 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
     cut = P(meshes.CLIENTS)
 
     def embed_batch(variables, inputs):
-        view = lambda i: model_inputs(feed.with_deterministic(i, inputs))
-        return embed_views(embed, variables, view, max(feed.num_views, 1))
+        view = lambda i: model_inputs(batching.with_deterministic(i, inputs))
+        return embed_views(embed, variables, view, max(batching.num_views, 1))
 
     def device(variables, block):
         def embed_rows(rows):
             inputs = jax.tree.map(lambda x: x[rows], block.dataset.inputs)
             return embed_batch(variables, inputs)
 
-        values = jax.lax.map(embed_rows, block.rows.reshape(-1, feed.batch_size))
+        values = jax.lax.map(embed_rows, block.rows.reshape(-1, batching.batch_size))
         return values.reshape(-1, *values.shape[2:])
 
     def over_devices(kind):
@@ -62,7 +62,7 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
 
     def run(variables, table, rows):
         table, values = place_data(mesh, table), []
-        for block in table.blocks(rows, feed.batch_size):
+        for block in table.blocks(rows, batching.batch_size):
             values.append(compiled[type(table)](variables, block))
             if table.is_streamed:  # two blocks exist, not more
                 jax.block_until_ready(values[-1])
@@ -71,23 +71,23 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
     return run
 
 
-def build_sums(count_batch: Callable, feed: Batching, mesh: Mesh) -> Callable:
+def build_sums(count_batch: Callable, batching: Batching, mesh: Mesh) -> Callable:
     """Build integer counts over a data set's rows, a batch at a time.
 
     Args:
       one: (variables, inputs, targets, is_valid [B] bool) -> tree of integer arrays,
         counts of a batch of a device, of [B, ...] and without the invalid examples.
-      feed: its batch size, per device, and its augment, whose plain view is taken.
+      batching: its batch size, per device, and its augment, whose plain view is taken.
 
     Returns:
       run(variables, table, rows [R] int32) -> tree of int64 numpy arrays. Of any R it
       runs the same compiled step. `table` is a `Dataset` or a `Stream`.
     """
-    cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * feed.batch_size
+    cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * batching.batch_size
 
     def device(variables, block, is_valid):
         inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
-        plain_inputs = feed.with_deterministic(jnp.int32(0), inputs)
+        plain_inputs = batching.with_deterministic(jnp.int32(0), inputs)
         counts = count_batch(variables, plain_inputs, targets, is_valid)
         return meshes.sum_over_clients(mesh, counts)
 
@@ -104,7 +104,7 @@ def build_sums(count_batch: Callable, feed: Batching, mesh: Mesh) -> Callable:
             here = rows[start : start + whole]
             is_valid = np.arange(whole) < len(here)
             is_valid = meshes.put_global(is_valid, meshes.over_clients(mesh))
-            (block,) = table.blocks(here, feed.batch_size)
+            (block,) = table.blocks(here, batching.batch_size)
             counts = compiled[type(table)](variables, block, is_valid)
             counts = meshes.fetch(counts)
             total = jax.tree.map(add, total, counts) if total is not None else counts

@@ -18,13 +18,13 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import column
 from fedfr_jax.federated.engine import CallInputs, empty_prepared
-from fedfr_jax.federated.participation import before_round, finish_log
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.programs import check_memory_on_call, check_rows_fit, on_mesh
 from fedfr_jax.federated.simulation import (
     check_finite,
     check_rows,
-    checked_metrics,
     region,
+    round_log,
     run_cohorts,
     schedule_cohort,
     sort_cohort,
@@ -64,7 +64,7 @@ def check_rounds_per_call(
     """
     reasons = {
         "an algorithm whose server prepares each round": algorithm.prepare is not None,
-        "systems whose clients take time or are chosen by loss": systems.has_world,
+        "systems whose clients take time or are chosen by loss": systems.has_state,
         "streamed examples (data_placement)": is_streamed,
         "model_shards above 1": mesh.shape[meshes.MODEL] > 1,
         "several processes": jax.process_count() > 1,
@@ -267,19 +267,13 @@ def store_call(
       rows, metrics, is_finite: of `train_call`, of this run.
     """
     logs, rounds = [], np.full(len(call.ids), -1)
-    # Of clients without rows a `Store` has the first round.
-    keeps_first = not jax.tree.leaves(store.template)
     for i, (cohort, work) in enumerate(zip(call.cohorts, call.works, strict=True)):
-        round_metrics = checked_metrics(
-            {name: x[i] for name, x in metrics.items()}, cohort, sim.algorithm.min_kept
-        )
+        of_round = {name: x[i] for name, x in metrics.items()}
+        log = round_log(sim, cohort, work, of_round)
         check_finite(is_finite[i], f"round {cohort.round + 1}")
-        log = RoundLog(cohort.ids, round_metrics, work.added.num_added, work.plan)
-        logs.append(finish_log(sim, cohort, log))
+        logs.append(log)
         clients = column(work.slots, "client")
         trained = np.searchsorted(call.ids, clients[clients >= 0])
-        if keeps_first:
-            trained = trained[rounds[trained] < 0]
         rounds[trained] = cohort.round
     rows = jax.tree.map(lambda x: x[: len(call.ids)], rows)
     check_rows(rows, call.ids, call.cohorts[-1].round)

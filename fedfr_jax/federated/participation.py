@@ -35,7 +35,7 @@ from fedfr_jax.federated.systems.rounds import (
     next_cohort,
     with_losses,
 )
-from fedfr_jax.federated.systems.state import WithWorld, as_seconds, plain_server
+from fedfr_jax.federated.systems.state import WithSystems, as_seconds, plain_server
 from fedfr_jax.ranges import MAX
 from fedfr_jax.types import Algorithm, AnyArray, Cohort, Participation, PyTree
 
@@ -79,8 +79,8 @@ def before_round(sim: Simulation, server: PyTree, round: int) -> Cohort:
     """
     if sim.accountant is not None:
         check_round(sim.accountant, round)
-    if isinstance(server, WithWorld):
-        return cohort_in_world(sim, server.world, round)
+    if isinstance(server, WithSystems):
+        return cohort_of_systems(sim, server.systems_state, round)
     return cohort_of_round(sim.settings, sim.population.num_clients, round)
 
 
@@ -103,9 +103,9 @@ def cohort_of_round(settings: Settings, num_clients: int, round: int) -> Cohort:
     return Cohort(ids, round, part)
 
 
-def cohort_in_world(sim: Simulation, world: PyTree, round: int) -> Cohort:
+def cohort_of_systems(sim: Simulation, state: PyTree, round: int) -> Cohort:
     """Cohort of a round with clients that take time, or are chosen by loss."""
-    settings, world = sim.settings, jax.device_get(world)
+    settings, state = sim.settings, jax.device_get(state)
     systems, population = settings.systems, sim.population
 
     def steps_of(ids, round):
@@ -115,11 +115,11 @@ def cohort_in_world(sim: Simulation, world: PyTree, round: int) -> Cohort:
         begin = begin_client(
             systems, sim.work, settings.seed, population.num_clients, steps_of
         )
-        return next_buffer(systems.asynchronous, world, round, begin)
+        return next_buffer(systems.asynchronous, state, round, begin)
     return next_cohort(
         systems,
         sim.work,
-        world,
+        state,
         round,
         cohort_size=settings.cohort_size,
         seed=settings.seed,
@@ -172,8 +172,8 @@ def finish_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
         }
     if sim.accountant is not None:
         counts["epsilon"] = sim.accountant.epsilon_bound(cohort.round + 1)
-    if sim.settings.systems.profiles is not None and cohort.world is not None:
-        counts["simulated_seconds"] = float(as_seconds(cohort.world.clock))
+    if sim.settings.systems.profiles is not None and cohort.systems_state is not None:
+        counts["simulated_seconds"] = float(as_seconds(cohort.systems_state.clock))
     return log._replace(counts=counts)
 
 
@@ -192,9 +192,9 @@ def after_round(
     Args:
       log: of `finish_log`.
     """
-    if (world := cohort.world) is None:
+    if (state := cohort.systems_state) is None:
         return server
     if sim.settings.systems.asynchronous is None:
-        world = with_losses(world, log.ids, log.metrics["loss"], cohort.round)
-    world = meshes.put_global(world, meshes.replicated(sim.mesh))
-    return server._replace(world=world)
+        state = with_losses(state, log.ids, log.metrics["loss"], cohort.round)
+    state = meshes.put_global(state, meshes.replicated(sim.mesh))
+    return server._replace(systems_state=state)

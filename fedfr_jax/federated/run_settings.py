@@ -14,7 +14,6 @@ from fedfr_jax.federated.state import Simulation
 from fedfr_jax.types import PyTree
 
 ROUNDS = 16  # whose local epochs are compared
-CHUNK_SIZE = 2**16  # rows that are digested at one time
 
 
 def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
@@ -88,13 +87,13 @@ def digest(tree: PyTree) -> str:
 
 
 def _add_numbers(result, array: np.ndarray) -> None:
-    """Add an array to a digest, in chunks; one number for all clients once."""
+    """Add an array to a digest, without a copy; one number for all clients once."""
     result.update(f"{array.dtype.str} {array.shape}".encode())
     array = array.reshape(-1)[:1] if not any(array.strides) else array
-    for start in range(0, len(array), CHUNK_SIZE):
-        part = array[start : start + CHUNK_SIZE]
-        is_object = part.dtype == object  # whose bytes are addresses
-        result.update(repr(part.tolist()).encode() if is_object else part.tobytes())
+    if array.dtype == object:  # whose bytes are addresses
+        result.update(repr(array.tolist()).encode())
+    else:
+        result.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _kind(x: jax.ShapeDtypeStruct) -> str:

@@ -64,9 +64,9 @@ class Sampling(NamedTuple):
 def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
     """Check that such cohorts can be sampled."""
     check_fields("sampling.", sampling)
-    if not 0 < cohort <= population:
+    if cohort > population:
         raise ValueError(
-            f"cohort_size must be in [1, {population}], the number of clients, got "
+            f"cohort_size must be at most {population}, the number of clients, got "
             f"{cohort}."
         )
     groups = sampling.num_groups(population, cohort)

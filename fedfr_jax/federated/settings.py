@@ -90,31 +90,16 @@ def build_mesh(federation: Federation) -> Mesh:
 
 def check_federation(settings: Federation, num_clients: int) -> None:
     """Raise ValueError for settings that do not fit the clients or each other."""
-    if settings.cohort_size > num_clients:
-        raise ValueError(
-            f"config.federation.cohort_size must be at most {num_clients}, the number "
-            f"of clients, got {settings.cohort_size}."
-        )
-    if settings.rounds_per_call != 1:
-        check_intervals(settings)
+    for name in ("evaluate_every", "checkpoint_every"):
+        if settings.rounds_per_call != 1 and settings._asdict()[name] == 1:
+            raise ValueError(
+                f"config.federation.rounds_per_call must be 1 with {name} 1, as a call "
+                f"ends where something is due, got {settings.rounds_per_call}. Set "
+                f"{name} to {settings.rounds_per_call}, or 0 for the last round alone."
+            )
     with naming("config.federation"):
         min_epochs = int(np.min(settings.local_epochs))
         cohort_size = settings.cohort_size or num_clients
         check_sampling(settings.sampling, num_clients, cohort_size)
         settings.build_systems(num_clients)
         check_stragglers(settings.straggling, min_epochs, cohort_size)
-
-
-def check_intervals(settings: Federation) -> None:
-    """Raise ValueError if every call would end after its first round."""
-    every = {
-        "evaluate_every": settings.evaluate_every,
-        "checkpoint_every": settings.checkpoint_every,
-    }
-    for name, rounds in every.items():
-        if rounds == 1:
-            raise ValueError(
-                f"config.federation.rounds_per_call must be 1 with {name} 1, as a call "
-                f"ends where something is due, got {settings.rounds_per_call}. Set "
-                f"{name} to {settings.rounds_per_call}, or 0 for the last round alone."
-            )

@@ -4,7 +4,7 @@ A simulation is one run; the members of a sweep are several in one program. Both
 `Runs`, and go the same way through a round.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -42,8 +42,8 @@ from fedfr_jax.federated.sampling import random_client
 from fedfr_jax.federated.schedule import build_schedule, choose_steps_per_loop
 from fedfr_jax.federated.state import AUTO, RoundLog, Runs, Settings, Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.streaming import RoundInputs, StreamShape, place_data
-from fedfr_jax.federated.systems.rounds import in_world
+from fedfr_jax.federated.streaming import RoundInputs, place_data
+from fedfr_jax.federated.systems.rounds import with_systems
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Dataset, Prepared, PyTree
 
@@ -76,7 +76,7 @@ def build_simulation(
     num_asked = settings.systems.num_asked(cohort_size)
     sizes = population.largest(sampling.max_cohort(num_clients, num_asked))
     population = population._replace(sizes_descending=sizes)
-    inner, algorithm = algorithm, in_world(algorithm, settings.systems, num_clients)
+    inner, algorithm = algorithm, with_systems(algorithm, settings.systems, num_clients)
     data = place_data(mesh, dataset)
     lengths = lengths_of_loops(settings, mesh, batching, population)
     functions = round_functions(
@@ -193,26 +193,39 @@ def run_cohorts(
         num_bytes = trees.num_bytes([work.rows for work in works])
         num_bytes /= len(sims[0].mesh.local_devices)
         check_rows_fit(sims[0], num_bytes, "cohort_size", sims[0].settings.cohort_size)
-    with region("gather"):
-        loaded = load_round(runs, works, cohorts[0].round)
     with region("train"):
-        servers, segments, metrics = train_segments(runs, servers, loaded)
-    logs, input_wait = [], data.input_wait()
+        trained = train_round(runs, servers, works, cohorts[0].round)
+    servers, logs, input_wait = trained.servers, [], data.input_wait()
     for s, (sim, store, cohort) in enumerate(zip(sims, stores, cohorts, strict=True)):
-        work, parts = loaded.works[s], [runs.member(x, s, 1) for x in segments]
+        work, parts = trained.works[s], [runs.member(x, s, 1) for x in trained.segments]
         rows = parts[0]
         if len(parts) > 1:
             rows = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
-        member_metrics = checked_metrics(
-            runs.member(metrics, s), cohort, sim.algorithm.min_kept
-        )
+        log = round_log(sim, cohort, work, runs.member(trained.metrics, s), input_wait)
         check_state(runs.member(servers, s), f"round {cohort.round + 1}")
         store_rows(sim, store, work, rows, cohort.round)
-        log = RoundLog(
-            cohort.ids, member_metrics, work.added.num_added, work.plan, input_wait
-        )
-        logs.append(finish_log(sim, cohort, log))
+        logs.append(log)
     return after_round(sims[0], servers, cohorts[0], logs[0]), logs
+
+
+def round_log(
+    sim: Simulation,
+    cohort: Cohort,
+    work: RoundInputs,
+    metrics: dict,
+    input_wait: float = 0.0,
+) -> RoundLog:
+    """Check a program's metrics {name: [K]}, and build the log of the round.
+
+    Raises:
+      FloatingPointError: for a metric or an update that is not finite.
+    """
+    metrics = check_metrics(metrics, cohort.ids, cohort.round)
+    part, min_kept = cohort.participation, sim.algorithm.min_kept
+    received = cohort.ids if part is None else cohort.ids[part.is_received]
+    check_dropped(received_metrics(metrics, part), received, cohort.round, min_kept)
+    log = RoundLog(cohort.ids, metrics, work.added.num_added, work.plan, input_wait)
+    return finish_log(sim, cohort, log)
 
 
 def sort_cohort(cohort: Cohort) -> Cohort:
@@ -284,23 +297,19 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
     return RoundInputs(rows=(), slots=slots, order=order[:-1], added=extra, plan=plan)
 
 
-class LoadedRound(NamedTuple):
-    """Arguments of a `Round`'s functions."""
+class TrainedRound(NamedTuple):
+    """Results of a round of all runs, in host memory but for the servers."""
 
-    segments: Iterator[tuple]  # of (rows, slots, table), loaded lazily
-    size: StreamShape
-    order: jax.Array
-    shared: tuple
+    servers: PyTree
     works: list[RoundInputs]  # of the runs, in whole segments
-
-    def in_one_call(self, server: PyTree) -> tuple:
-        """Arguments of `Round.run_whole`, for a round with one segment."""
-        ((rows, slots, table),) = self.segments
-        return server, rows, slots, self.order, table, self.shared
+    segments: list[PyTree]  # client states [A', w, L, ...] of each segment
+    metrics: dict  # {name: [K]}
 
 
-def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRound:
-    """Put the inputs of one round of all runs on the devices."""
+def train_round(
+    runs: Runs, servers: PyTree, works: Sequence[RoundInputs], round: int
+) -> TrainedRound:
+    """Load and train one round of all runs, segment by segment."""
     sim, tables = runs.sims[0], shared_tables(runs, works)
     mesh, data = sim.mesh, sim.data
     size = data.size_of(works, sim.largest, max(tables) + 1)
@@ -329,13 +338,31 @@ def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRo
         return rows, meshes.put_numbers(slots, cut)
 
     readers = [works[tables.index(table)] for table in sorted(set(tables))]
-    return LoadedRound(
-        segments=data.segments(size, load, readers),
-        size=size,
-        order=order,
-        shared=(extra, number, runs.key, runs.hyper),
-        works=works,
-    )
+    segments, shared = data.segments(size, load, readers), (extra, number)
+    shared += runs.key, runs.hyper
+    programs = runs.programs
+    if size.segments == 1:
+        ((rows, slots, table),) = segments
+        with check_memory_on_call(sim, programs.run_whole) as whole:
+            servers, rows, metrics = whole(servers, rows, slots, order, table, shared)
+            new_rows, metrics = [meshes.fetch_local(rows)], meshes.fetch(metrics)
+            return TrainedRound(servers, works, new_rows, metrics)
+    total, outputs, new_rows = None, [], []
+    with check_memory_on_call(sim, programs.run) as run:
+        for rows, slots, table in segments:
+            segment = rows, slots, table, shared
+            if total is None:
+                total = programs.start(servers, *segment)
+            total, output = run(total, servers, *segment)
+            # Those of the segment before are fetched while this one trains.
+            new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
+            new_rows.append(output.personal)
+            outputs.append(output._replace(personal=()))
+            jax.block_until_ready(output.weight)  # so that at most two tables exist
+            del rows, slots, table, segment
+        new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
+        servers, metrics = programs.finish(servers, total, outputs, order, shared)
+        return TrainedRound(servers, works, new_rows, meshes.fetch(metrics))
 
 
 def shared_tables(runs: Runs, works: Sequence[RoundInputs]) -> list[int]:
@@ -352,54 +379,6 @@ def shared_tables(runs: Runs, works: Sequence[RoundInputs]) -> list[int]:
         return [0] * len(works)
     seeds = [sim.settings.seed for sim in runs.sims]
     return [sorted(set(seeds)).index(seed) for seed in seeds]
-
-
-def train_segments(runs: Runs, servers: PyTree, loaded: LoadedRound) -> tuple:
-    """Train a loaded round, segment by segment.
-
-    Returns:
-      (servers, client states [A', w, L, ...] of each segment and metrics {name: [K]} in
-      host memory).
-    """
-    sim, programs = runs.sims[0], runs.programs
-    if loaded.size.segments == 1:
-        with check_memory_on_call(sim, programs.run_whole) as whole:
-            servers, rows, metrics = whole(*loaded.in_one_call(servers))
-            return servers, [meshes.fetch_local(rows)], meshes.fetch(metrics)
-    total, outputs, new_rows = None, [], []
-    with check_memory_on_call(sim, programs.run) as run:
-        for rows, slots, table in loaded.segments:
-            segment = rows, slots, table, loaded.shared
-            if total is None:
-                total = programs.start(servers, *segment)
-            total, output = run(total, servers, *segment)
-            # Those of the segment before are fetched while this one trains.
-            new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
-            new_rows.append(output.personal)
-            outputs.append(output._replace(personal=()))
-            jax.block_until_ready(output.weight)  # so that at most two tables exist
-            del rows, slots, table, segment
-        new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
-        servers, metrics = programs.finish(
-            servers, total, outputs, loaded.order, loaded.shared
-        )
-        return servers, new_rows, meshes.fetch(metrics)
-
-
-def checked_metrics(metrics: dict, cohort: Cohort, min_kept: float) -> dict:
-    """Check that a program's metrics {name: [K]} and its updates are finite.
-
-    Args:
-      min_kept: share of the cohort whose updates must be usable.
-
-    Returns:
-      The metrics without `IS_FINITE`.
-    """
-    metrics = check_metrics(metrics, cohort.ids, cohort.round)
-    part = cohort.participation
-    received = cohort.ids if part is None else cohort.ids[part.is_received]
-    check_dropped(received_metrics(metrics, part), received, cohort.round, min_kept)
-    return metrics
 
 
 def check_metrics(metrics: dict, ids: np.ndarray, round: int) -> dict:

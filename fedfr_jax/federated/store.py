@@ -236,7 +236,7 @@ def _sums(rows: Rows, keys: np.ndarray) -> np.ndarray:
     """CRC-32 [n, 4] uint8 of each row without its checksum, seeded with its key."""
     starts = (keys & np.uint64(0xFFFFFFFF)).tolist()
     pairs = zip(rows, starts, strict=True)
-    sums = [zlib.crc32(memoryview(row[:-SUM_BYTES]), start) for row, start in pairs]
+    sums = [zlib.crc32(row[:-SUM_BYTES].data, start) for row, start in pairs]
     return np.array(sums, "<u4").view(np.uint8).reshape(-1, SUM_BYTES)
 
 

@@ -94,8 +94,12 @@ def arrays_of(tree: PyTree) -> list:
 def round_down(x: LogScaled, top: jax.Array) -> PyTree:
     """Rescale the arrays of `x` to log `top`, at least its own; -inf means zero."""
     factor = jnp.exp(jnp.where(x.log == top, 0, x.log - top))
-    wide = lambda y: factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
-    return jax.tree.map(lambda y: y * wide(y).astype(y.dtype), x.tree)
+
+    def scale(y):
+        own_axes = (1,) * (y.ndim - factor.ndim)
+        return y * factor.reshape(factor.shape + own_axes).astype(y.dtype)
+
+    return jax.tree.map(scale, x.tree)
 
 
 def _summed(tree: PyTree, largest: Callable, total: Callable) -> PyTree:

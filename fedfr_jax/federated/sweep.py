@@ -66,7 +66,7 @@ def sweep(
         build_simulation(make(h), *data, mesh=mesh, seed=seed, **settings)
         for h, seed in zip(hypers, seeds, strict=True)
     )
-    if sims[0].settings.systems.has_world:
+    if sims[0].settings.systems.has_state:
         raise ValueError(
             "a vmapped sweep cannot have systems with profiles or sampling. Run its "
             "members one by one."

@@ -12,7 +12,7 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import sums
-from fedfr_jax.federated.systems.state import WithWorld, plain_server
+from fedfr_jax.federated.systems.state import WithSystems, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.devices import DeviceWork, Requirements
 from fedfr_jax.plan.program_cost import ProgramCost, bytes_on_device, program_cost
@@ -122,7 +122,7 @@ def memory_parts(shapes: StageShapes, rounds_per_call: int) -> dict[str, float]:
     sim, server = shapes.sim, shapes.server
     devices, shards = meshes.device_grid(sim.mesh)
     cohort, row = sim.num_places, bytes_on_device(shapes.row)
-    ring = server.versions if isinstance(server, WithWorld) else ()
+    ring = server.versions if isinstance(server, WithSystems) else ()
     of_call = 0.0
     if rounds_per_call > 1:  # on every device
         of_call = min(rounds_per_call * cohort, sim.population.num_clients) * row

@@ -128,9 +128,9 @@ def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Sim
 
     Its clients send nothing, so that it spends no privacy after the `rounds` before.
     """
-    has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
+    has_state = sim.algorithm is not sim.inner_algorithm  # its server has one
     adapting = build_simulation(
-        on_inner(last.algorithm) if has_world else last.algorithm,
+        on_inner(last.algorithm) if has_state else last.algorithm,
         sim.batching,
         sim.device_data,
         sim.population,

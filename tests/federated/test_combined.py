@@ -35,9 +35,6 @@ def whole(name):
     [
         ("fedavg", {"lanes": 2, **STREAM, **CANONICAL}),
         pytest.param("fedavg", {"lanes": 2}, marks=pytest.mark.slow),
-        pytest.param("fedavg", CANONICAL, marks=pytest.mark.slow),
-        pytest.param("fedavg", STREAM, marks=pytest.mark.slow),
-        pytest.param("fedfr", {"lanes": 2, **CANONICAL}, marks=pytest.mark.slow),
         pytest.param(
             "fedfr",
             {"lanes": 2, **STREAM, **CANONICAL},
@@ -77,8 +74,6 @@ def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     "name, options",
     [
         ("fedavg", {**STREAM, **CANONICAL}),
-        ("fedavg", {"clients_per_device": 2, **STREAM}),
-        ("fedavg", CANONICAL),
         ("fedfr", {}),
         ("fedfr", STREAM),
     ],

@@ -174,7 +174,7 @@ def test_personal_leaves_are_neither_sent_nor_averaged():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"cohort_size": 6}, "cohort_size must be in .*got 6"),
+        ({"cohort_size": 6}, "cohort_size must be at most 5,.*got 6"),
         ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must be at least 0"),
         ({"local_epochs": (2, np.nan)}, "local_epochs must be a whole number"),

@@ -12,9 +12,6 @@ from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -160,15 +157,9 @@ def test_inputs_and_targets_of_any_structure_are_streamed():
         return toys.norm_loss(variables, batch, key)
 
     def learned(table):
-        algorithm = toys.fedavg_of(loss)
-        population = toys.problem()[1]
-        sim = build_simulation(
-            algorithm, toys.feed(), table, population, mesh=make_mesh(2)
-        )
-        server = start_simulation(sim, toys.norm_variables())
-        return jax.device_get(
-            simulate_round(sim, server, open_store(sim, server), 0)[0]
-        )
+        sim = toys.build(toys.fedavg_of(loss), table=table, mesh=(2, 1))
+        return toys.play_rounds(
+            sim, start_simulation(sim, toys.norm_variables())
+        ).server
 
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
-    jax.tree.map(close, learned(streamed), learned(whole))
+    toys.assert_close(learned(streamed), learned(whole), 1e-6, 1e-6)

@@ -132,9 +132,7 @@ def test_a_failing_process_is_shown_and_named(capfd):
     "codes, blamed",
     [
         ({0: None, 1: 1}, 1),
-        ({0: 1, 1: 1}, 0),
         ({0: 1, 1: -9, 2: 1}, 1),
-        ({0: 2, 1: -11, 2: -9}, 1),
         ({0: 1, 1: 0, 2: 2}, 2),
         ({0: 1, 1: -6}, 0),  # JAX aborts those whose process 0 has gone
         ({0: -6, 1: -9}, 1),
@@ -217,7 +215,6 @@ def test_join_wants_all_places_or_none():
     "fault",
     [
         ValueError("coordinator_address should be defined."),
-        RuntimeError("Pods within a job need a headless service"),
         KeyError("job-name"),
         OSError("Name or service not known"),
     ],
@@ -246,8 +243,3 @@ def test_a_single_process_has_all_shards_and_no_barrier():
     there = meshes.put_local(values, meshes.over_clients(mesh), 8)
     assert len(there.sharding.device_set) == 4
     np.testing.assert_array_equal(meshes.fetch_local(there), values)
-
-
-def test_a_mesh_fits_the_devices():
-    with pytest.raises(ValueError, match="must fit 8 devices, got 9 x 1"):
-        meshes.make_mesh(9)

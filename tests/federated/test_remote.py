@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gzip
 import pickle
 import re
 from typing import NamedTuple
@@ -19,8 +18,6 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.simulation import (
     build_simulation,
-    open_store,
-    run_cohort,
     start_simulation,
 )
 from fedfr_jax.federated.state import Settings
@@ -137,25 +134,19 @@ def apart(given):
 
 
 def simulated(given, leaves=leaves):
-    """The same rounds by the engine: (server, store, metrics of the last)."""
-    sim = build_simulation(
-        given.algorithm,
-        given.batching,
-        DATA,
-        POPULATION,
-        mesh=make_mesh(1),
-        **given.settings._asdict(),
-    )
-    state = start_simulation(sim, given.variables)
-    store = open_store(sim, state)
+    """The same rounds by the engine."""
+    settings = given.settings._asdict()
+    parts = given.algorithm, given.batching, DATA, POPULATION
+    sim, cohorts = build_simulation(*parts, mesh=make_mesh(1), **settings), []
     for number in range(ROUNDS):
         cohort = before_round(sim, (), number)
         here = np.full(len(cohort.ids), True)
         part = cohort.participation or Participation(here, here)
         is_here = part.is_present & (cohort.ids != leaves(cohort, number))
-        cohort = cohort._replace(participation=Participation(is_here, is_here))
-        state, log = run_cohort(sim, state, store, cohort)
-    return jax.device_get(state), store, log.metrics
+        cohorts.append(cohort._replace(participation=Participation(is_here, is_here)))
+    return toys.play_rounds(
+        sim, start_simulation(sim, given.variables), cohorts=cohorts
+    )
 
 
 @pytest.mark.parametrize("name", toys.others_are_slow(QUICK, METHODS))
@@ -163,14 +154,12 @@ def test_rounds_apart_are_those_of_the_simulation(name):
     """With a client that leaves; and nobody is handed more than it has to have."""
     given = deployment(METHODS[name])
     found = apart(given)
-    expected, store, metrics = simulated(given)
-    contract.assert_close(found.state, expected)
-    clients = np.array(sorted(found.rows))
-    kept, is_new = store.gather(clients)
-    assert not is_new.any()
-    for i, client in enumerate(clients):
-        own = answers.to_arrays(jax.tree.map(lambda x, i=i: x[i], kept))
-        contract.assert_close(dict(found.rows[client]), own)
+    expected = simulated(given)
+    contract.assert_close(found.state, expected.server)
+    assert not expected.is_new[[*found.rows]].any()
+    for client, row in found.rows.items():
+        own = answers.to_arrays(jax.tree.map(lambda x, i=client: x[i], expected.rows))
+        contract.assert_close(dict(row), own)
     assert not np.array_equal(found.task.key, jax.random.key_data(jax.random.key(5)))
     if name == "private":  # its mechanism covers all that a client sends
         assert all(part.startswith("sum/") for part in found.reply.arrays)
@@ -178,7 +167,7 @@ def test_rounds_apart_are_those_of_the_simulation(name):
         epsilon = found.server.accountant.epsilon
         assert found.metrics["epsilon"][0] == epsilon(ROUNDS) > epsilon(ROUNDS - 1)
         return
-    contract.assert_close(found.metrics["loss"], metrics["loss"])
+    contract.assert_close(found.metrics["loss"], expected.logs[-1].metrics["loss"])
     if "head" in name or name == "fedper":
         assert not [part for part in found.reply.arrays if "head" in part]
     if name == "quantized":
@@ -291,12 +280,10 @@ def both_weights(value):
     return lambda reply: second(first(reply))
 
 
-PICKLE, BOMB = pickle.dumps([print]), gzip.compress(bytes(10**6))
+PICKLE = pickle.dumps([print])
 HOSTILE = {
     "another round's answer": (lambda x: x._replace(round=1), "must answer round 1 of"),
-    "another training's": (lambda x: x._replace(run="b"), "must answer round 1 of"),
     "a flag for a round": (lambda x: x._replace(round=False), "must answer round 1 of"),
-    "no arrays": (lambda x: x._replace(arrays={}), "arrays must be those of"),
     "a missing array": (
         lambda x: x._replace(arrays={k: v for k, v in x.arrays.items() if k != BODY}),
         f"{BODY} is missing and nothing is too much",
@@ -308,11 +295,9 @@ HOSTILE = {
     "another dtype": (with_array(BODY, lambda x: x.astype("f8")), "must have dtype"),
     "another shape": (with_array(BODY, lambda x: x.T.copy()), "must have dtype"),
     "a pickle": (travelling("float32", (3,), PICKLE), "must have dtype"),
-    "a compressed bomb": (travelling("float32", (3,), BOMB), "must have dtype"),
     "a huge shape": (travelling("float32", (9**12,), bytes(12)), "must have dtype"),
     "too few bytes": (travelling("float32", (3,), bytes(8)), "must have dtype"),
     "nan": (filled(BODY, np.nan), "must be finite, .* got nan"),
-    "infinity": (filled(BIAS, -np.inf), "must be finite, .* got inf"),
     "numbers that overflow": (filled(BODY, 3e38), "must be finite, .* got 3e.38"),
     "its own flag": (filled(IS_FINITE, False), "says that it is not"),
     "a flag of seven": (
@@ -321,13 +306,11 @@ HOSTILE = {
     ),
     "a negative weight": (both_weights(-5), "weight must be positive, got -5"),
     "no weight": (both_weights(0), "weight must be positive, got 0"),
-    "a weight of its own alone": (filled(OWN, -5), "weight must be positive"),
     "a huge weight": (both_weights(1e9), "weight must be at most 900, got 1e.09"),
     "a huge weight of its own": (filled(OWN, 901), "weight must be at most 900"),
     "no metrics": (lambda x: x._replace(metrics={}), "metrics must be those of"),
     "one more metric": (with_metrics(more=1.0), "nothing is missing and more is too"),
     "a text for a loss": (with_metrics(loss="1.0"), "loss must be a float32"),
-    "a flag for a loss": (with_metrics(loss=True), "loss must be a float32"),
     "nan for a loss": (with_metrics(loss=np.nan), "loss must be .* got nan"),
     "a huge number": (with_metrics(loss=10**400), "loss must be .* got 1000*[.]{3}"),
 }

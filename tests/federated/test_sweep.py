@@ -124,7 +124,6 @@ def alone(name, cohort_size=3):
     [
         ("fedavg", (2, 1), {"clients_per_device": 2}),
         pytest.param("fedavg", (1, 1), {}, marks=pytest.mark.slow),
-        pytest.param("fedavg", (2, 1), CANONICAL, marks=pytest.mark.slow),
         pytest.param(
             *("fedavg", (2, 1), {"clients_per_device": 2, **STREAM, "cohort_size": 5}),
             marks=pytest.mark.slow,

@@ -12,14 +12,8 @@ import pytest
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.federated.many_rounds import load_call, train_call
-from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.simulation import (
-    assign,
-    load_round,
-    open_store,
-    start_simulation,
-)
+from fedfr_jax.federated.many_rounds import advance
+from fedfr_jax.federated.simulation import open_store, simulate_round, start_simulation
 from fedfr_jax.mesh import platform, use_described
 from fedfr_jax.models import iresnet
 from fedfr_jax.models.conv import convolve
@@ -63,23 +57,36 @@ def here():
     return use_described(jax.devices(), memory=10**9)
 
 
-def test_the_program_from_shapes_is_the_program_of_the_run():
-    with here():
-        found = stage_programs(build(CLASSES), "fedavg")["round"]
-    real = build(CLASSES)
+class Lowered(Exception):
+    """Stands for a program that was lowered and need not run."""
+
+
+def lowered_by_a_run(config, name, play):
+    """The program of the first call of a run, as text."""
+    real, texts = build(config), []
     trainer = real.stages["fedavg"].trainer
     table = place_examples(real.task.dataset, real.mesh)
     sim = build_stage_simulation(real, trainer, table)
     server = start_simulation(sim, trainer.init_variables(None))
-    store = open_store(sim, server)
-    work = assign(sim, server, store, before_round(sim, (), 0))
-    begun = load_round(sim.runs, [work], 0)
-    wanted = sim.programs.run_whole.lower(*begun.in_one_call(server))
-    assert found.as_text() == wanted.as_text()
+    program = sim.programs._asdict()[name]
+
+    def lower(*arguments):
+        texts.append(program.lower(*arguments).as_text())
+        raise Lowered
+
+    watched = types.SimpleNamespace(lower=lower, needs={}, fitting=set())
+    sim = sim._replace(programs=sim.programs._replace(**{name: watched}))
+    with pytest.raises(Lowered):
+        play(sim, server, open_store(sim, server))
+    return texts
 
 
-class Lowered(Exception):
-    """Stands for a program that was lowered and need not run."""
+def test_the_program_from_shapes_is_the_program_of_the_run():
+    with here():
+        found = stage_programs(build(CLASSES), "fedavg")
+    play = lambda sim, server, store: simulate_round(sim, server, store, 0)
+    texts = lowered_by_a_run(CLASSES, "run_whole", play)
+    assert list(found) == ["round"] and [found["round"].as_text()] == texts
 
 
 def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
@@ -87,23 +94,8 @@ def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
     settings = {**CLASSES, "federation": {**federation, "checkpoint_every": 2}}
     with here():
         found = stage_programs(build(settings), "fedavg")
-    real = build(settings)
-    trainer = real.stages["fedavg"].trainer
-    table = place_examples(real.task.dataset, real.mesh)
-    sim = build_stage_simulation(real, trainer, table)
-    server = start_simulation(sim, trainer.init_variables(None))
-    texts = []
-
-    def lower(*arguments):
-        texts.append(sim.programs.run_rounds.lower(*arguments).as_text())
-        raise Lowered
-
-    programs = types.SimpleNamespace(
-        run_rounds=types.SimpleNamespace(lower=lower, needs={})
-    )
-    call = load_call(sim, open_store(sim, server), 0, 2, max_rounds=2)
-    with pytest.raises(Lowered):
-        train_call(sim.runs._replace(programs=programs), server, [call])
+    play = lambda sim, server, store: advance(sim.runs, server, [store], 0, 2)
+    texts = lowered_by_a_run(settings, "run_rounds", play)
     assert list(found) == ["rounds"] and [found["rounds"].as_text()] == texts
 
 

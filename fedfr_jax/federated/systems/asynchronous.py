@@ -30,7 +30,7 @@ import numpy as np
 
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.contract import on_inner
-from fedfr_jax.federated.systems.state import WithWorld, as_bits, as_seconds
+from fedfr_jax.federated.systems.state import WithSystems, as_bits, as_seconds
 from fedfr_jax.ranges import Count, NonNegative, PositiveShare, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, AnyArray, Cohort, Participation
@@ -120,14 +120,14 @@ def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
             lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), server
         )
         count = settings.concurrency
-        world = UnderWay(
+        state = UnderWay(
             clock=jnp.zeros(2, jnp.int32),
             client=jnp.zeros(count, jnp.int32),
             version=jnp.zeros(count, jnp.int32),
             end=jnp.zeros((count, 2), jnp.int32),
             num_begun=jnp.int32(0),
         )
-        return WithWorld(server, world, versions)
+        return WithSystems(server, state, versions)
 
     def begun_from(server, client):
         place = jax.lax.rem(client.round, jnp.int32(number))
@@ -167,7 +167,7 @@ def _check_mixing(algorithm: Algorithm) -> None:
 
 
 def next_buffer(
-    settings: Asynchronous, world: UnderWay, round: int, begin: Callable
+    settings: Asynchronous, state: UnderWay, round: int, begin: Callable
 ) -> Cohort:
     """Clients of the server's next step, with the systems state after it.
 
@@ -175,8 +175,8 @@ def next_buffer(
       round: the server's version.
       begin: (number of the start, time, clients that are busy, version) -> `Begun`.
     """
-    clock, count = float(as_seconds(world.clock)), int(world.num_begun)
-    queue = _queue_of(world) if count else []
+    clock, count = float(as_seconds(state.clock)), int(state.num_begun)
+    queue = _queue_of(state) if count else []
     buffer = {}  # {client: staleness}
 
     def start(version):
@@ -201,16 +201,16 @@ def next_buffer(
     start(round + 1)
     all_clients = np.ones(len(ids), bool)
     part = Participation(all_clients, all_clients, staleness=staleness)
-    return Cohort(ids, round, part, _world_of(queue, clock, count))
+    return Cohort(ids, round, part, _state_of_queue(queue, clock, count))
 
 
-def _queue_of(world: UnderWay) -> list[tuple[float, int, int]]:
+def _queue_of(state: UnderWay) -> list[tuple[float, int, int]]:
     """Heap of (arrival time, client, version) of the clients in training."""
-    columns = as_seconds(world.end), world.client, world.version
+    columns = as_seconds(state.end), state.client, state.version
     return [*zip(*(x.tolist() for x in columns), strict=True)]
 
 
-def _world_of(queue: list, clock: float, count: int) -> UnderWay:
+def _state_of_queue(queue: list, clock: float, count: int) -> UnderWay:
     """Inverse of `_queue_of`; an ascending list is a heap."""
     end, client, version = zip(*sorted(queue), strict=True)
     return UnderWay(

@@ -36,7 +36,12 @@ from fedfr_jax.federated.systems.sampling import (
     choose,
     round_up,
 )
-from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
+from fedfr_jax.federated.systems.state import (
+    SystemsState,
+    as_bits,
+    as_seconds,
+    with_systems_state,
+)
 from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Participation
@@ -59,14 +64,14 @@ class Systems(NamedTuple):
     asynchronous: Asynchronous | None = None  # None: in rounds
 
     @property
-    def has_world(self) -> bool:
+    def has_state(self) -> bool:
         """Whether a round depends on earlier rounds."""
         return self.profiles is not None or self.sampling is not None
 
     @property
     def has_participation(self) -> bool:
         """Whether clients of a cohort may be missing in a round."""
-        return self.has_world or self.dropout != Dropout()
+        return self.has_state or self.dropout != Dropout()
 
     def num_counted(self, cohort_size: int) -> int:
         """Number of updates in a server step; the buffer size if asynchronous."""
@@ -114,17 +119,17 @@ def check_together(
     systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
 ) -> None:
     """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
-    if stragglers.are_dropped and (sampling.is_poisson or systems.has_world):
+    if stragglers.are_dropped and (sampling.is_poisson or systems.has_state):
         raise ValueError(
             "drop_stragglers must be False where a cohort has no fixed size (sampling "
             f"{sampling.name!r}) or systems decide who is late, got True."
         )
-    if systems.has_world and algorithm.privacy is not None:
+    if systems.has_state and algorithm.privacy is not None:
         raise ValueError(
             "privacy must be used with randomly sampled clients, got systems with "
             "profiles or sampling. Remove them; dropout is allowed."
         )
-    if systems.has_world and sampling != Sampling():
+    if systems.has_state and sampling != Sampling():
         raise ValueError(
             "sampling must be 'shuffle' if systems choose clients, got "
             f"{sampling.name}."
@@ -134,7 +139,7 @@ def check_together(
 def next_cohort(
     systems: Systems,
     work: Work,
-    world: World,
+    state: SystemsState,
     round: int,
     *,
     cohort_size: int,
@@ -144,34 +149,34 @@ def next_cohort(
 ) -> Cohort:
     """Run a synchronous round's systems: its cohort, with the state at its end.
 
-    A function of (seed, round, world). The cohort has as many entries in every round.
+    A function of (seed, round, state). The cohort has as many entries in every round.
 
     Args:
       work: of each client, if `systems` have profiles.
       population: of N clients.
       steps_of: (ids [K], round) -> local steps [K].
     """
-    time = float(as_seconds(world.clock))
+    time = float(as_seconds(state.clock))
     number = systems.num_asked(cohort_size)
     time, ids = _ask(
-        systems, work, world, round, time, number, seed, population, steps_of
+        systems, work, state, round, time, number, seed, population, steps_of
     )
     steps = steps_of(ids, round)
     part = drop_clients(systems.dropout, ids, seed, round)._replace(max_steps=steps)
     if systems.profiles is not None:
         part, seconds = _until_enough(systems, work, ids, part, cohort_size)
         time += seconds
-    world = world._replace(clock=as_bits(time))
+    state = state._replace(clock=as_bits(time))
     index = np.resize(np.arange(len(ids)), number)
     is_there = np.arange(number) < len(ids)  # further entries are absent clients
     part = part.take(index)
     part = part._replace(
         is_present=part.is_present & is_there, is_received=part.is_received & is_there
     )
-    return Cohort(ids[index], round, part, world)
+    return Cohort(ids[index], round, part, state)
 
 
-def _ask(systems, work, world, round, time, number, seed, population, steps_of):
+def _ask(systems, work, state, round, time, number, seed, population, steps_of):
     """Time at which clients are available, and ids of those asked, ascending."""
     all_clients = available = np.arange(population.num_clients)
     if systems.availability is not None:
@@ -189,7 +194,7 @@ def _ask(systems, work, world, round, time, number, seed, population, steps_of):
             steps = steps_of(all_clients, round)
             seconds = seconds_of(systems.profiles, work, all_clients, steps)
         sizes = population.sizes(all_clients)
-        client_facts = Known(sizes, world.loss, world.last_round, seconds)
+        client_facts = Known(sizes, state.loss, state.last_round, seconds)
     rng = np.random.default_rng((seed, round, 4))
     return time, choose(systems.sampling, rng, available, number, client_facts, round)
 
@@ -247,19 +252,24 @@ def begin_client(
     return begin
 
 
-def in_world(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algorithm:
+def with_systems(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algorithm:
     """Add the systems state to an algorithm, if it needs one."""
     if systems.asynchronous is not None:
         return with_versions(algorithm, systems.asynchronous)
-    if not systems.has_world:
+    if not systems.has_state:
         return algorithm
-    return with_world(algorithm, num_clients if systems.sampling else 0)
+    return with_systems_state(algorithm, num_clients if systems.sampling else 0)
 
 
-def with_losses(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> World:
+def with_losses(
+    state: SystemsState, ids: np.ndarray, loss: np.ndarray, round: int
+) -> SystemsState:
     """Record the losses [K] and the round of clients `ids` [K] in the systems state."""
-    if not len(world.loss):
-        return world
-    losses, last_rounds = np.array(world.loss), np.array(world.last_round)
+    if not len(state.loss):
+        return state
+    losses, last_rounds = (
+        np.array(state.loss),
+        np.array(state.last_round),
+    )
     losses[ids], last_rounds[ids] = loss, round
-    return world._replace(loss=losses, last_round=last_rounds)
+    return state._replace(loss=losses, last_round=last_rounds)

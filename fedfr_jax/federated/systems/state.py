@@ -12,15 +12,15 @@ from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.types import Algorithm, AnyArray, PyTree
 
 
-class WithWorld(NamedTuple):
+class WithSystems(NamedTuple):
     """An algorithm's server, and the systems state."""
 
     inner: PyTree
-    world: PyTree  # small arrays that the host replaces after every round
+    systems_state: PyTree  # small arrays that the host replaces after every round
     versions: PyTree = ()  # [R, ...] of the inner server, see `asynchronous.py`
 
 
-class World(NamedTuple):
+class SystemsState(NamedTuple):
     """Systems state after a synchronous round."""
 
     clock: AnyArray  # [2] int32, see `as_seconds`
@@ -41,10 +41,10 @@ def as_bits(seconds: AnyArray) -> np.ndarray:
 
 def plain_server(server: PyTree) -> PyTree:
     """The algorithm's server, with or without systems state around it."""
-    return server.inner if isinstance(server, WithWorld) else server
+    return server.inner if isinstance(server, WithSystems) else server
 
 
-def with_world(algorithm: Algorithm, num_clients: int) -> Algorithm:
+def with_systems_state(algorithm: Algorithm, num_clients: int) -> Algorithm:
     """Add a synchronous systems state to an algorithm's server.
 
     Args:
@@ -54,7 +54,7 @@ def with_world(algorithm: Algorithm, num_clients: int) -> Algorithm:
     def init(variables):
         nothing = jnp.full(num_clients, -1, jnp.int32)
         clock = jnp.zeros(2, jnp.int32)
-        world = World(clock, nothing.astype(jnp.float32), nothing)
-        return WithWorld(algorithm.init(variables), world)
+        systems_state = SystemsState(clock, nothing.astype(jnp.float32), nothing)
+        return WithSystems(algorithm.init(variables), systems_state)
 
     return on_inner(algorithm)._replace(init=init)

@@ -151,14 +151,14 @@ def test_an_update_of_the_largest_staleness_counts_and_a_later_one_is_gone():
             assert client not in busy
             return Begun(client, ends.get(client, client + 1.0), False)
 
-        world, steps = jax.device_get(world_of(settings)), []
+        state, steps = jax.device_get(first_state(settings)), []
         for version in range(stale + 2):
-            cohort = next_buffer(settings, world, version, begin)
-            world = cohort.world
+            cohort = next_buffer(settings, state, version, begin)
+            state = cohort.systems_state
             steps += zip(cohort.ids, cohort.participation.staleness, strict=True)
         assert ((9, stale) in steps) is is_used and len(steps) == stale + 2
         assert {client for client, _ in steps} >= {*range(stale)}
-        clock = float(as_seconds(world.clock))
+        clock = float(as_seconds(state.clock))
         assert clock == (stale + 1 if is_used else stale + 2)
 
 
@@ -169,16 +169,20 @@ def test_who_trains_or_waits_in_the_buffer_is_busy_until_the_servers_step():
         asked.append((time, sorted(busy), version))
         return Begun(number, number + 1.0, number == 2)  # the third never arrives
 
-    world = jax.device_get(world_of(settings))
-    cohort = next_buffer(settings, world, 5, begin)
+    state = jax.device_get(first_state(settings))
+    cohort = next_buffer(settings, state, 5, begin)
     assert cohort.ids.tolist() == [0, 1]
     assert asked == [(0, [], 5), (0, [0], 5), (1, [0, 1], 5), (2, [2], 6)]
-    cohort = next_buffer(settings, cohort.world, 6, begin)
+    cohort = next_buffer(settings, cohort.systems_state, 6, begin)
     assert cohort.ids.tolist() == [3, 4] and asked[4:6] == [(3, [3], 6), (4, [3, 4], 6)]
 
 
-def world_of(settings):
-    return with_versions(fedavg(toys.LOCAL), settings).init(toys.unflat(START)).world
+def first_state(settings):
+    return (
+        with_versions(fedavg(toys.LOCAL), settings)
+        .init(toys.unflat(START))
+        .systems_state
+    )
 
 
 def test_a_client_begins_when_it_is_there_and_is_lost_by_its_own_chance():
@@ -218,7 +222,7 @@ def test_a_run_that_is_saved_and_resumed_has_the_same_bits(tmp_path):
         again, _ = ff.run_round(again)
     same = np.testing.assert_array_equal
     jax.tree.map(same, jax.device_get(again.server), jax.device_get(run.server))
-    assert as_seconds(jax.device_get(run.server.world.clock)) > 0
+    assert as_seconds(jax.device_get(run.server.systems_state.clock)) > 0
 
 
 def test_a_buffer_of_the_paper_s_weights_is_the_golden_one():

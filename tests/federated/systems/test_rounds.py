@@ -19,7 +19,7 @@ from fedfr_jax.federated.systems.rounds import (
     check_systems,
     next_cohort,
 )
-from fedfr_jax.federated.systems.state import World, as_bits, as_seconds
+from fedfr_jax.federated.systems.state import SystemsState, as_bits, as_seconds
 
 NONE = np.zeros(0)
 # Clients 0 to 3 train a step in 1, 2, 3 and 4 s; each sends and gets a byte in 1 s.
@@ -36,14 +36,14 @@ def play(time=0.0, *, count=4, steps=2, **options):
     cohort = next_cohort(
         systems,
         WORK,
-        World(as_bits(time), NONE, NONE),
+        SystemsState(as_bits(time), NONE, NONE),
         0,
         cohort_size=count,
         seed=0,
         population=POPULATION,
         steps_of=lambda ids, round: np.full(len(ids), steps),
     )
-    return cohort, float(as_seconds(cohort.world.clock))
+    return cohort, float(as_seconds(cohort.systems_state.clock))
 
 
 def received(cohort):
