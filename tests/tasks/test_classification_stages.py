@@ -561,7 +561,7 @@ SECTIONS = [
         "model.embedding_dim must be the 4 classes of the data, got 7",
     ),
     ({"evaluation": {"fars": 1}}, r"evaluation must have keys of .*batch_size"),
-    ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must be at most 4"),
+    ({"federation": {"cohort_size": 5}}, r"federation: cohort_size must be at most 4"),
     (
         {"federation": {"augment": ("blur",)}},
         r"federation.augment\[\d\].name must be one of",

@@ -151,8 +151,10 @@ def test_files_that_lack_a_client_or_hours_are_named_before_anything_runs(tmp_pa
     path = tmp_path / "devices.csv"
     path.write_text("client,gflops,download_mbps,upload_mbps\n0,1,20,5\n2,1,20,5\n")
     profiles = {"name": "csv", "path": str(path)}
-    message = "devices.csv must have a line for each of the 6 clients, got none for 4 "
-    with pytest.raises(ValueError, match=f"{message}.* the first is client 1"):
+    message = (
+        "devices.csv must have a line for each of the 6 clients, got 0 for client 1"
+    )
+    with pytest.raises(ValueError, match=message):
         build(config_of(systems={"profiles": profiles}))
     path = tmp_path / "hours.csv"
     path.write_text("client,from,to\n0,0,5\n")

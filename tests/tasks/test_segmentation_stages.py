@@ -343,7 +343,7 @@ SECTIONS = [
     ),
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
-    ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must be at most 3"),
+    ({"federation": {"cohort_size": 4}}, r"federation: cohort_size must be at most 3"),
     (
         {"data": {"classes": ["red", "green"]}},
         r"ignore_values \[255\], got 2",
