@@ -206,8 +206,12 @@ def read_availability(path: str | os.PathLike, num_clients: int) -> Availability
     table, clients = read_numbers(path, WINDOWS, num_clients)
     check_lines(path, clients, num_clients, max_lines=len(clients))
     start, end = table[np.argsort(clients, kind="stable")].T
-    if not ((start >= 0) & (start < end)).all():
-        raise ValueError(f"{path} must have 0 <= from < to in every line.")
+    is_wrong = (start < 0) | (start >= end)
+    if is_wrong.any():
+        i = is_wrong.argmax()
+        raise ValueError(
+            f"{path} must have 0 <= from < to, got {start[i]:g} and {end[i]:g}."
+        )
     counts = np.bincount(clients, minlength=num_clients)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     return Availability(offsets, start, end - start, float(end.max()))

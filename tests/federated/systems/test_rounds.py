@@ -163,7 +163,7 @@ def test_a_bad_file_of_profiles_is_refused(tmp_path, text, message):
 def test_a_bad_file_of_windows_is_refused(tmp_path):
     path = tmp_path / "there.csv"
     for text, message in (
-        ("0,5,5\n1,5,5\n", "0 <= from < to"),
+        ("0,5,5\n1,5,5\n", "0 <= from < to, got 5 and 5"),
         ("", "for each of the 2 clients, got 0 for client 0"),
     ):
         path.write_text("client,from,to\n" + text)
