@@ -26,6 +26,9 @@ ROUNDS_ONLY = """
 import ours, phases
 phases.step_flops = phases.matmul_rate = lambda *_: 1.0
 phases.seconds = lambda *_: {}
+if hasattr(ours, "choose"):  # a commit that still tuned itself, for minutes
+    ours.choose = lambda workload: ()
+    ours.tuned = lambda work, data, setting: ours.build(work, data)
 ours.main()
 """
 
