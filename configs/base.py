@@ -26,8 +26,8 @@ def get_config():
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Of faces: keys of tasks/faces/evaluator.py:FaceEvaluator. `fars` and `fpirs` are
-    # the rates; a name that ends in "~" is of a rate that so few pairs cannot measure.
+    # Of faces: EvaluationConfig of tasks/faces/evaluator.py. `fars` and `fpirs` are the
+    # rates; a name that ends in "~" is of a rate that so few pairs cannot measure.
     # The others are off until they are set, here or as --config.evaluation.key=value;
     # their settings are in tasks/faces/evaluation_sets.py:
     #   pairs = "lfw.bin", or {"path" or "source", ...}: generic pairs_accuracy and
@@ -48,7 +48,7 @@ def get_config():
     # Any method, and `pretrain`, may have a teacher, see tasks/faces/distillation.py:
     #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}, or
     #     "teacher": {"weights": "runs/big"}, the run directory of the teacher;
-    #     "cache": "big.npy", embeddings that are kept (and made when missing);
+    #     "cache": "big.safetensors", embeddings that are kept (and made when missing);
     #     "teacher_input": "clean" for a teacher that sees no mask;
     #     "unlabeled_fraction": 0.5 for a share of images whose labels are not used, 1.0
     #     for clients without labels;

@@ -80,6 +80,11 @@ def section(kind: Class) -> Class:
     return kind
 
 
+def raw(value: Any) -> Any:
+    """A default as a config writes it, which is read as what a config gives."""
+    return value
+
+
 def read(kind: Any, value: Any, where: str, mistakes: list[str]) -> Any:
     """Read a value of a kind; adds to the mistakes, see `parse`."""
     origin, inside = get_origin(kind), get_args(kind)
@@ -169,7 +174,7 @@ def read_section(
 
 @contextlib.contextmanager
 def collecting(where: str, mistakes: list[str]) -> Iterator[None]:
-    """`naming` that adds a ValueError to the mistakes, and goes on after the block."""
+    """`naming` that adds a ValueError to the mistakes and continues after the block."""
     try:
         with naming(where):
             yield

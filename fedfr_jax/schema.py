@@ -138,7 +138,7 @@ def value_error(what: str, kind: Any, value: Any) -> str:
     return f"{what} must {rule}, got {_without_arrays(value)!r}{near}."
 
 
-def check_fields(prefix: str, settings: tuple) -> None:
+def check_fields(prefix: str, settings: Any) -> None:
     """Raise ValueError for the first field of a NamedTuple that must not be so."""
     check_values(prefix, settings._asdict(), kinds_of(type(settings)))
 
@@ -162,7 +162,7 @@ def broken_rule(kind: Any, value: Any) -> str:
                 reason = pattern_error(one["input"])
                 return f"be {in_words(kind)} ({one['input']!r}: {reason})"
             if one["type"].startswith(("greater_", "less_", "too_")):
-                return _range_rule(kind, one["ctx"], value)
+                return _range_rule(kind, one.get("ctx", {}), value)
         return f"be {in_words(kind)}"
     return ""
 
@@ -205,7 +205,8 @@ def _for_pydantic(kind: Any) -> Any:
         inside = [x if x is ... else _for_pydantic(x) for x in inside]
         return tuple[tuple(inside)] if inside else tuple
     if (origin or kind) in (dict, Mapping):
-        return dict[tuple(map(_for_pydantic, inside))] if inside else dict
+        key, entry = map(_for_pydantic, inside or (Any, Any))
+        return dict[key, entry]
     if (origin or kind) is Callable:
         return Callable
     kind = origin or kind
@@ -323,9 +324,9 @@ def in_words(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(map(in_words, inside))
     if origin in (tuple, list, Sequence) and inside:
-        is_fixed = len(inside) > 1 and inside[1] is not Ellipsis
-        number = f"{len(inside)} " if is_fixed else ""
-        return f"a list of {number}{_nouns(inside[0])}"
+        first, *others = inside
+        number = f"{len(inside)} " if others and others[0] is not Ellipsis else ""
+        return f"a list of {number}{_nouns(first)}"
     if origin in (dict, Mapping) and inside:
         return f"a mapping of {_nouns(inside[0])} to {_nouns(inside[1])}"
     plain = {bool: "true or false", type(None): "none", tuple: "a list"}
@@ -381,7 +382,7 @@ def with_tuples(value: Any) -> Any:
 def naming(what: Any, given: Any = None) -> Iterator[None]:
     """Put `what`, a section of the config or a file, before errors that lack one.
 
-    What is raised besides, by a damaged file or a setting that nobody thought of, is a
+    What is raised besides, by a damaged file or an unforeseen setting, is a
     ValueError too, with `given`, the settings. A missing package or file says enough,
     and a failed assertion is a mistake of ours.
     """

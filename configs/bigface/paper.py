@@ -63,7 +63,7 @@ def get_config(network="student"):
     }
     if network == "student":
         teacher = {"weights": "runs/bigface/r600", "model": iresnet(DATA["teacher"])}
-        cache = base.data_dir("webface42m/r600.npy")
+        cache = base.data_dir("webface42m/r600.safetensors")
         config.pretrain.distill = {"teacher": teacher, "cache": cache, "weight": 9.0}
     config.evaluation = {"fars": (1e-5, 1e-4), "masked_fars": 1e-5}
     config.methods = {}

@@ -87,9 +87,9 @@ def faces(work, model=None):
     model = model or network(work)
     algorithm = {"name": "fedfr", "hard_negative_threshold": None}
     options = {"algorithm": algorithm, "learning_rate": work.rate, "decay_epochs": 0}
-    where, counts = "config.methods.fedfr", Counts(work.num_classes)
-    method, federation = parse(METHODS, options, where), parse(Federation, {})
-    trainer = face_method(method, model, counts, where, federation=federation)
+    counts = Counts(work.num_classes, parse(Federation, {}))
+    where = "config.methods.fedfr"
+    trainer = face_method(parse(METHODS, options, where), model, counts, where)
     shape = (workloads.NUM_PUBLIC, workloads.DIM)
     phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
     drawn = model.init(jax.random.key(0))

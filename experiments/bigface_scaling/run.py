@@ -99,7 +99,10 @@ class Player:
         if cell.teacher:
             self.row(cell.teacher, seed)
             place = self._folder / self._run(cell.teacher, seed).name
-            told = {"teacher": {"weights": str(place)}, "cache": f"{place}.npy"}
+            told = {
+                "teacher": {"weights": str(place)},
+                "cache": f"{place}.embeddings.safetensors",
+            }
             set_key(config, "pretrain.distill", told)
             changes["teacher"] = place.name
         return Run(digest(config), changes, config)

@@ -55,7 +55,7 @@ class Training(NamedTuple):
     clip_norm: NonNegative = 0.0
     # A name, or {"name": ..., settings}: of faces a margin loss, with "scale" 30 and
     # "margin" 0.4 unless they are set; else as the key `loss` of a federated method.
-    loss: str | Mapping = ""
+    loss: Any = ""
     # Cosine above which another class counts as label noise, see `interclass_filter`.
     interclass_filtering_threshold: Cosine | None = None
     flip_probability: Share = 0.5
@@ -87,7 +87,7 @@ class Training(NamedTuple):
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
     frozen: Pattern = ""
-    distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
+    distill: Any = None  # of faces, see tasks/faces/distillation.py
     # Of the head moe with masks, see tasks/faces/public_classes.py
     gate_weight: NonNegative = 1.0
 

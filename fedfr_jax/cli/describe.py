@@ -169,7 +169,6 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.federated.settings import Federation
     from fedfr_jax.tasks import SPECS
     from fedfr_jax.tasks.classification import class_pull
-    from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
     from fedfr_jax.tasks.faces.methods import FaceTerms
     from fedfr_jax.tasks.methods import Method, with_contrastive_loss
     from fedfr_jax.tasks.reid.data import PublicDataConfig
@@ -182,11 +181,10 @@ def _sections() -> Mapping[str, Callable]:
         "methods.algorithm.fedfr": FaceTerms,  # of faces
         "methods.algorithm.fedaws": class_pull,
         "methods.algorithm.moon": with_contrastive_loss,
-        "evaluation.faces": FaceEvaluator,
     }
     for task, spec in SPECS.items():
+        found[f"evaluation.{task}"] = spec.sections["evaluation"]
         if task != "faces":
-            found[f"evaluation.{task}"] = spec.sections["evaluation"]
             found[f"methods.loss.{task}"] = spec.methods.loss.own
     return found
 

@@ -5,6 +5,7 @@ on the client's test images; the mean is over clients, whatever their sizes, as 
 plots it (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its deviation.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,13 +19,17 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.partition import PARTITIONS, class_report, format_class_report
+from fedfr_jax.data.partition import (
+    PARTITIONS,
+    ClientPartition,
+    class_report,
+    format_class_report,
+)
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
-from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge, spreadout_sum
 from fedfr_jax.parts import INLINE, Part, section
@@ -41,8 +46,10 @@ from fedfr_jax.tasks.data import (
 )
 from fedfr_jax.tasks.evaluators import (
     RepresentationConfig,
+    build_finetuned_models,
     build_finetuning,
-    finetune_clients,
+    check_one_process,
+    client_model,
     with_target,
 )
 from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
@@ -52,7 +59,7 @@ from fedfr_jax.tasks.methods import (
     LossReader,
     Method,
     MethodReader,
-    check_features,
+    features_of,
 )
 from fedfr_jax.tasks.model import (
     ClassifierConfig,
@@ -142,12 +149,11 @@ def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
     Raises:
       ValueError: when the network has no features.
     """
-    check_features(model, "fedaws")
+    apply_with_features = features_of(model, "fedaws")
 
     def loss_fn(variables, batch, key):
-        logits, seen, stats = model.apply_with_features(
-            variables, batch.model_inputs, True, key=key
-        )
+        inputs = batch.model_inputs
+        logits, seen, stats = apply_with_features(variables, inputs, True, key=key)
         rows = variables["params"][model.blocks[-1]]["kernel"].T
         values = class_hinge(seen, rows[batch.labels], target=target_cosine)
         accuracy = with_metrics(logits, batch)[1]
@@ -171,7 +177,13 @@ class Accuracy:
     ):
         self._table, self._offsets = place_examples(table, mesh), offsets
         self._labels = np.asarray(table.labels)
-        self._mesh, self._feed, self._compiled = mesh, feed, {}
+
+        @functools.cache
+        def embedder(apply: Callable):
+            best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
+            return build_embed(best, feed, mesh)
+
+        self._embedder = embedder
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -198,11 +210,7 @@ class Accuracy:
             parts = [right[low:high] for low, high in bounds]
         else:
             parts = [
-                self._is_right(
-                    networks.client_apply,
-                    networks.client_variables(client),
-                    np.arange(low, high),
-                )
+                self._is_right(*client_model(networks, client), np.arange(low, high))
                 if high > low
                 else np.zeros(0)
                 for client, (low, high) in enumerate(bounds)
@@ -215,10 +223,7 @@ class Accuracy:
 
     def _is_right(self, apply: Callable, variables: PyTree, rows: np.ndarray):
         """Whether each of table rows [n] is classified correctly, [n] bool."""
-        if apply not in self._compiled:
-            best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
-            self._compiled[apply] = build_embed(best, self._feed, self._mesh)
-        predicted = self._compiled[apply](variables, self._table, rows.astype(np.int32))
+        predicted = self._embedder(apply)(variables, self._table, rows.astype(np.int32))
         return meshes.fetch(predicted)[: len(rows), 0, 0] == self._labels[rows]
 
 
@@ -250,8 +255,7 @@ class FinetuneConfig(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError in a run whose processes have some clients each."""
-        if jax.process_count() > 1:
-            raise ValueError("fine-tuning cannot be evaluated in a multi-process run.")
+        check_one_process()
 
 
 @section
@@ -260,7 +264,7 @@ class EvaluationConfig(NamedTuple):
 
     batch_size: BatchSize = 64  # test images at once on a device
     target_accuracy: Share | None = None  # the table names the first round that has it
-    # Every client's network is judged after training on the client's images as well:
+    # Every client's network is evaluated after training on the client's images as well:
     # a method's LOCAL_KEYS, `epochs` and `trainable`, a pattern of leaves that train.
     finetune: FinetuneConfig | None = None
     # AMM of the one network's features of `most` test images; with a `reference`, the
@@ -323,25 +327,13 @@ def _build_finetuning(
         params = facts.shapes["params"]
         jax.eval_shape(lambda params: trainable(finetune.trainable, params)[0], params)
     local = build_local(finetune.local, cross_entropy(facts.model))
-    algorithm, config = build_finetuning(local, finetune.trainable), opened.config
-    simulations = []
-
-    def tune(networks: TrainedModels) -> TrainedModels:
-        if not simulations:
-            sim = build_simulation(
-                algorithm,
-                opened.batching,
-                clients.train,
-                clients.population,
-                mesh=opened.mesh,
-                local_epochs=finetune.epochs,
-                clients_per_device=config.federation.clients_per_device,
-                seed=config.seed,
-            )
-            simulations.append(sim)
-        return finetune_clients(simulations[0], networks)
-
-    return tune
+    return build_finetuned_models(
+        build_finetuning(local, finetune.trainable),
+        finetune.epochs,
+        opened,
+        clients.train,
+        clients.population,
+    )
 
 
 def _evaluate_new(networks: TrainedModels) -> TrainedModels:
@@ -380,9 +372,9 @@ def classification(settings: Mapping) -> Experiment:
     """Classification: any algorithm, all methods from the same initial model.
 
     Images are read, nothing is trained. Beside the keys of its partition,
-    config.partition may have `unseen_clients`, how many no round sees: they are judged
-    apart, and after `evaluation.finetune`. What else a config may say: `fedfr describe
-    sections`.
+    config.partition may have `unseen_clients`, how many no round sees: they are
+    evaluated apart, and after `evaluation.finetune`. What else a config may say: `fedfr
+    describe sections`.
 
     Raises:
       ValueError: for anything wrong in the config or the data.
@@ -406,7 +398,6 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         source=source,
         split=(parts, unseen),
         population=build_population(parts, parts.num_classes),
-        rows=(parts.train, parts.test, unseen.train, unseen.test),
         num_rows=len(parts.train),
         batching=client_batching(config.federation, is_images=is_images),
         used=data_usage(source, parts, unseen),
@@ -438,18 +429,18 @@ def build_facts(opened: Opened, network: Part) -> Facts:
 def load(opened: Opened, network, stream_bytes: int | None) -> Images:
     """Load the images of all clients, on the host or streamed."""
     del network
-    clients, unseen = (
-        Clients(
+
+    def load_clients(parts: ClientPartition) -> Clients:
+        return Clients(
             train=build_dataset(opened.source, parts.train, stream_bytes),
             population=build_population(parts, parts.num_classes),
             test=build_dataset(opened.source, parts.test, stream_bytes),
             test_offsets=parts.test_offsets,
         )
-        if len(parts.train)
-        else None
-        for parts in opened.split
-    )
-    return Images(clients, unseen)
+
+    clients, unseen = opened.split
+    has_unseen = len(unseen.train) > 0
+    return Images(load_clients(clients), load_clients(unseen) if has_unseen else None)
 
 
 def classifier(

@@ -103,7 +103,7 @@ def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
     }
 
 
-def split(part: Part, source: Source):
+def split(part: Part, source: Source) -> Any:
     """Partition a source.
 
     The name of a joined part stands for its identities; partitions that know test rows,
@@ -115,24 +115,29 @@ def split(part: Part, source: Source):
         if key.endswith("_ids_from") and isinstance(value, str):
             settings[key] = names_from(source.names, value, f"{part.where}.{key}")
     parameters = inspect.signature(part.factory).parameters
-    offered = {"is_test": source.is_test, "client_ids": source.client_ids}
-    if source.stored is not None and source.stored.is_named:
-        offered["names"] = IdentityNames(source.stored.names, source.names)
-    known = {k: x for k, x in offered.items() if k in parameters and x is not None}
-    for key, parameter in parameters.items():
-        is_needed = parameter.default is parameter.empty and key in ("client_ids",)
-        if is_needed and key not in {**known, **settings}:
-            raise ValueError(f"{part.where} needs the key {key}.")
-    parts = part._replace(settings=settings)(source.labels, **known)
-    is_held_out = "test_fraction" in parameters and "is_test" not in {
-        **known,
-        **settings,
+    offered = {
+        "is_test": source.is_test,
+        "client_ids": source.client_ids,
+        "names": None,
     }
-    if isinstance(parts, ClientPartition) and is_held_out and "names" in offered:
-        fraction = settings.get("test_fraction", parameters["test_fraction"].default)
-        drawn = fraction, settings.get("seed", 0)
-        return hold_out_by_name(parts, source.labels, offered["names"].images, *drawn)
-    return parts
+    names = source.stored.names if source.stored and source.stored.is_named else None
+    if names is not None:
+        offered["names"] = IdentityNames(names, source.names)
+    known = {k: x for k, x in offered.items() if k in parameters and x is not None}
+    owners = parameters.get("client_ids")
+    is_needed = owners is not None and owners.default is owners.empty
+    if is_needed and "client_ids" not in {**known, **settings}:
+        raise ValueError(f"{part.where} needs the key client_ids.")
+    parts = part._replace(settings=settings)(source.labels, **known)
+    is_held_out = "is_test" not in {**known, **settings}
+    fraction = parameters.get("test_fraction")
+    if not isinstance(parts, ClientPartition) or not (fraction and is_held_out):
+        return parts
+    if names is None:
+        return parts
+    share = settings.get("test_fraction", fraction.default)
+    seed = settings.get("seed", 0)
+    return hold_out_by_name(parts, source.labels, names, share, seed)
 
 
 def split_classes(
@@ -194,14 +199,15 @@ def build_population(parts: ClientPartition, num_classes: int) -> Population:
 
 
 def build_dataset(
-    source: Source, rows: np.ndarray, stream_bytes: int | None, **targets
+    source: Source, rows: np.ndarray, stream_bytes: int | None, **targets: np.ndarray
 ) -> Dataset | Stream:
     """Images and labels of source rows [n], on the host or streamed from the source.
 
     Args:
-      targets: others beside the label, of the rows, [n, ...] each.
+      targets: others beside the label, of the rows, [n, ...] each; or another `label`.
     """
-    targets = {"label": source.labels[rows].astype(np.int32), **targets}
+    targets = {"label": source.labels[rows], **targets}
+    targets["label"] = targets["label"].astype(np.int32)
     if stream_bytes is None:
         return Dataset.from_arrays(source.read(rows), None)._replace(targets=targets)
     return stream(lambda i: source.read(rows[i]), targets, memory=stream_bytes)
@@ -293,9 +299,8 @@ def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
 
 def example_bytes(shape: InputShape) -> int:
     """Bytes of an input: 1 per value of an image, 4 per value of anything else."""
-    if is_image(shape):
-        return math.prod(shape)
-    return 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(input_structs(shape)))
+    values = sum(math.prod(x.shape) for x in jax.tree.leaves(input_structs(shape)))
+    return values if is_image(shape) else 4 * values
 
 
 def should_stream(

@@ -34,10 +34,12 @@ from fedfr_jax.federated.algorithms.prototypes import (
     nearest_prototype,
     prototype_of_class,
 )
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.simulation import (
     Simulation,
+    build_simulation,
     open_store,
     run_cohort,
     start_simulation,
@@ -47,6 +49,8 @@ from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.parts import section
 from fedfr_jax.ranges import MAX
 from fedfr_jax.schema import naming
+from fedfr_jax.tasks.experiment import Opened
+from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import (
     Algorithm,
     ClientOutput,
@@ -89,8 +93,6 @@ class RepresentationConfig(NamedTuple):
         Raises:
           ValueError: for a model without features, or a reference of another network.
         """
-        if model.apply_with_features is None:
-            raise ValueError(f"{SECTION} needs a model with features, got another.")
         reference = self.reference
         if reference is not None:
             with naming(f"{SECTION}.reference"):
@@ -111,7 +113,7 @@ def representation(
     """Evaluate the global model's features of test images; empty without one.
 
     Args:
-      model: with features, of every network that is judged.
+      model: with features, of every evaluated network.
       table: the test images and their labels or masks.
       feed: how images are decoded; its batch size is per device.
       reference: variables of the network that MMD is taken to; None leaves it out.
@@ -198,8 +200,10 @@ def build_feature_fn(
             f"label, got {is_known.sum()} of {len(labels)}."
         )
 
+    apply_with_features = features_of(model, SECTION)
+
     def outputs(variables, images):
-        logits, features, _ = model.apply_with_features(variables, images, False)
+        logits, features, _ = apply_with_features(variables, images, False)
         found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
         return found.reshape(len(images), -1)
 
@@ -246,6 +250,49 @@ def build_finetuning(local: LocalTraining, trainable_pattern: str = "") -> Algor
         server_update=lambda server, result: server,
         personalize=lambda server, row: row,
     )
+
+
+def build_finetuned_models(
+    algorithm: Algorithm,
+    epochs: int,
+    opened: Opened,
+    train: Dataset | Stream,
+    population: Population,
+) -> Callable[[TrainedModels], TrainedModels]:
+    """Build models -> clients' models after fine-tuning, set up at the first call.
+
+    Args:
+      algorithm: of `build_finetuning`.
+      train: the clients' examples.
+    """
+
+    @functools.cache
+    def simulation() -> Simulation:
+        return build_simulation(
+            algorithm,
+            opened.batching,
+            train,
+            population,
+            mesh=opened.mesh,
+            local_epochs=epochs,
+            clients_per_device=opened.config.federation.clients_per_device,
+            seed=opened.config.seed,
+        )
+
+    return lambda networks: finetune_clients(simulation(), networks)
+
+
+def client_model(networks: TrainedModels, client: int) -> tuple[Callable, PyTree]:
+    """(function, variables) of the model that a client uses: its own, or the global."""
+    if networks.client_variables is None:
+        return networks.apply, networks.variables
+    return networks.client_apply, networks.client_variables(client)
+
+
+def check_one_process() -> None:
+    """Raise ValueError in a run whose processes have some clients each."""
+    if jax.process_count() > 1:
+        raise ValueError("fine-tuning cannot be evaluated in a multi-process run.")
 
 
 def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:

@@ -45,9 +45,9 @@ class Config(NamedTuple):
     methods: Mapping[str, Method | CentralMethod]
 
     @property
-    def augments(self) -> dict[str, Sequence]:
+    def augments(self) -> dict[str, tuple]:
         """Lists of augments of all trainings, by key."""
-        lists = {}
+        lists: dict[str, tuple] = {}
         if any(isinstance(method, Method) for method in self.methods.values()):
             lists["federation.augment"] = self.federation.augment
         if isinstance(self.pretrain, Training) and self.pretrain.epochs:
@@ -74,7 +74,6 @@ class Opened(NamedTuple):
     source: Source
     split: Any  # of the task
     population: Population
-    rows: Sequence[np.ndarray]  # of the source, [n] each, that a run needs
     num_rows: int  # training examples of all clients
     batching: Batching  # of the clients
     used: DataUsage
@@ -82,6 +81,11 @@ class Opened(NamedTuple):
     report_text: str
     classes: Sequence[str] = ()
     is_mirrored: bool = False  # evaluation adds features of mirror images
+
+    @property
+    def rows(self) -> Sequence[np.ndarray]:
+        """Rows of the source that a run needs, [n] by use."""
+        return [part.rows for part in self.used.parts.values()]
 
 
 class TaskSpec(NamedTuple):
@@ -171,7 +175,9 @@ def build_experiment(task: TaskSpec, settings: Mapping[str, Any]) -> Experiment:
         options = with_numbers(method_options(task, settings, name), numbers)
         where = f"config.methods.{name}"
         trainer = build(name, parse(task.methods, options, where))
-        return task.stage(opened, name, trainer, network, images).trainer
+        trainer = task.stage(opened, name, trainer, network, images).trainer
+        assert isinstance(trainer, FederatedTrainer)  # no sweep has a central one
+        return trainer
 
     stages = task.first_stages(opened, network, images)
     for name, trainer in trainers.items():

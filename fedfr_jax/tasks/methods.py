@@ -43,6 +43,7 @@ from fedfr_jax.parts import (
     collecting,
     key_error,
     named,
+    raw,
     read,
     read_name,
     read_section,
@@ -74,7 +75,7 @@ def with_contrastive_loss(
     """Add weight * `model_contrastive` of the model's features to a method's loss.
 
     Features of pixels are averaged over an image; they are those of the network's
-    projection where it has one. The network runs once: the loss is handed what it gave.
+    projection where it has one. The network runs once: the loss gets its outputs.
     The two models that are held fixed run as in evaluation, as in the authors' code.
 
     Args:
@@ -89,20 +90,19 @@ def with_contrastive_loss(
     Raises:
       ValueError: when the network has no features.
     """
-    check_features(model, "moon")
-    loss_of(model)  # what is wrong with its settings is told before training
+    apply_with_features = features_of(model, "moon")
+    loss_of(model)  # raises for wrong settings before training
 
     def loss_fn(variables, batch, key, *, received, previous):
-        output, features, stats = model.apply_with_features(
-            variables, batch.model_inputs, True, key=key
-        )
+        inputs = batch.model_inputs
+        output, features, stats = apply_with_features(variables, inputs, True, key=key)
         known_model = model._replace(
             apply=lambda *_, **__: (output, stats),
             apply_with_features=lambda *_, **__: (output, features, stats),
         )
         value, (stats, metrics) = loss_of(known_model)(variables, batch, key)
         fixed = [
-            model.apply_with_features(other, batch.model_inputs, False)[1]
+            apply_with_features(other, inputs, False)[1]
             for other in (received, previous)
         ]
         terms = model_contrastive(
@@ -115,13 +115,14 @@ def with_contrastive_loss(
     return loss_fn
 
 
-def check_features(model: Model, algorithm: str) -> None:
-    """Raise ValueError for a model without features."""
+def features_of(model: Model, user: str) -> Callable:
+    """`Model.apply_with_features`; raises ValueError for a model without."""
     if model.apply_with_features is None:
         raise ValueError(
-            f"config.model.name must be a model with features for {algorithm}, got "
-            "one without."
+            f"config.model.name must be a model with features for {user}, got one "
+            "without."
         )
+    return model.apply_with_features
 
 
 def _embed_images(features: jax.Array) -> jax.Array:
@@ -177,32 +178,38 @@ def check_needs(
     algorithm: str, needs: Collection[str], offers: Collection[str], task: str
 ) -> None:
     """Raise ValueError for the first need that is not among the task's `offers`."""
-    lacking = [name for name in needs if name not in offers]
-    if not lacking:
+    lacking = next((name for name in needs if name not in offers), None)
+    if lacking is None:
         return
-    need = NEEDS.get(lacking[0], Need(lacking[0]))
+    need = NEEDS.get(lacking, Need(lacking))
     advice = f". {need.offer}"
     if not need.offer or task not in need.tasks:
-        others = [other for other in need.tasks if other != task]
-        do = "does" if len(others) == 1 else "do"
-        known = f" ({' and '.join(others)} {do})" if others else ""
+        others = " and ".join(other for other in need.tasks if other != task)
+        known = f" (offered by {others})" if others else ""
         advice = f", which the task {task} does not offer{known}"
     raise ValueError(f"algorithm {algorithm} needs {need.words}{advice}.")
 
 
-def facts_of(factory: Callable) -> set[str]:
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Whether an argument has no default."""
+    return parameter.default is parameter.empty
+
+
+def facts_of(factory: Callable) -> dict[str, inspect.Parameter]:
     """Arguments of an algorithm's factory that are facts.
 
     One with a default of its own is a setting, whatever its name.
     """
-    parameters = keywords(factory).items()
-    open_defaults = inspect.Parameter.empty, None
-    return {k for k, p in parameters if k in FACTS and p.default in open_defaults}
+    return {
+        name: parameter
+        for name, parameter in keywords(factory).items()
+        if name in FACTS and (is_required(parameter) or parameter.default is None)
+    }
 
 
 def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:
     """Read `Algorithm.needs` of an algorithm before its loss is known."""
-    return make(LocalTraining(loss=None, learning_rate=1.0)).needs
+    return make(LocalTraining(loss=lambda *arguments: 0.0, learning_rate=1.0)).needs
 
 
 class AlgorithmPart(NamedTuple):
@@ -225,9 +232,8 @@ class AlgorithmPart(NamedTuple):
           facts: what the task offers to factories that ask for it by an argument.
         """
         wanted, name = facts_of(self.part.factory), self.part.name
-        parameters = keywords(self.part.factory)
-        needed = [k for k in wanted if parameters[k].default is inspect.Parameter.empty]
-        check_needs(name, sorted(needed), facts, self.task)
+        needed = sorted(k for k, parameter in wanted.items() if is_required(parameter))
+        check_needs(name, needed, facts, self.task)
         given = select(facts, wanted)
 
         def make(local: LocalTraining) -> Algorithm:
@@ -256,93 +262,83 @@ class AlgorithmReader(NamedTuple):
     # factory of an algorithm -> section of the keys that the task itself reads
     task_keys: Callable[[Callable], type | None] = lambda factory: None
 
-    @property
-    def offers(self) -> set[str]:
-        """Needs that the task may fulfil, whatever its data."""
-        return {k for k, x in NEEDS.items() if not x.tasks or self.task in x.tasks}
-
     def known_keys(self, value: Any) -> set[str]:
         """Keys that may stand below `algorithm`, if it has this value."""
-        settings = (
-            named(value, self.default) if isinstance(value, str | Mapping) else {}
-        )
-        factory = ALGORITHMS.get(str(settings.get("name")))
-        if factory is None:
+        is_part = isinstance(value, str | Mapping)
+        name = named(value, self.default)["name"] if is_part else None
+        if not isinstance(name, str) or name not in ALGORITHMS:
             return set()
-        task_keys = self.task_keys(factory)
-        keys = {*keywords(factory)} - facts_of(factory)
+        factory = ALGORITHMS[name]
+        keys = keywords(factory).keys() - facts_of(factory)
         for loss in (*self.losses.values(), *self.terms.values()):
-            keys |= {*keywords(loss)}
-        return keys | {*(task_keys._fields if task_keys else ())}
+            keys |= keywords(loss).keys()
+        return keys | {*self._task_fields(factory)}
+
+    def _task_fields(self, factory: Callable) -> tuple[str, ...]:
+        section = self.task_keys(factory)
+        return section._fields if section else ()
 
     def read(
         self, value: str | Mapping, where: str, mistakes: list[str]
     ) -> AlgorithmPart | None:
         """Read the algorithm; None with a mistake in its name."""
-        if not isinstance(value, str | Mapping):
-            mistakes.append(f"{where} must be a text or a mapping, got {value!r}.")
-            return None
-        settings = named(value, self.default)
-        name = settings.pop("name")
-        if name in VARIANTS and name not in ALGORITHMS:
-            mistakes.append(
-                f"{where} cannot be {name!r}, which is keys of a method: fedfr "
-                f"describe variants {name} prints them."
-            )
-        elif error := choice_error(where, name, ALGORITHMS):
-            mistakes.append(error)
-        else:
-            return self._read(name, settings, where, mistakes)
-        return None
+        if isinstance(value, str | Mapping):
+            name = named(value, self.default)["name"]
+            if name in VARIANTS and name not in ALGORITHMS:
+                mistakes.append(
+                    f"{where} cannot be {name!r}, which is keys of a method: fedfr "
+                    f"describe variants {name} prints them."
+                )
+                return None
+        name, settings = read_name(value, self.default, where, mistakes, ALGORITHMS)
+        return None if name is None else self._read(name, settings, where, mistakes)
 
     def _read(self, name, settings, where, mistakes) -> AlgorithmPart:
         factory, facts = ALGORITHMS[name], facts_of(ALGORITHMS[name])
-        task_keys = self.task_keys(factory)
-        own_keys = task_keys._fields if task_keys else ()
-        for key in sorted(facts & settings.keys() - {*own_keys}):
+        own_keys = self._task_fields(factory)
+        for key in sorted(facts.keys() & settings.keys() - {*own_keys}):
             method = where.removesuffix(".algorithm")
             source = f"{method}.momentum" if key == "momentum" else "the task"
             mistakes.append(
                 f"{where} must not set {key}, which {name} takes from {source}, got "
                 f"{settings.pop(key)!r}. Remove it."
             )
-        own = Factory(factory, 1, hidden=facts, name=name)
-        part = own.read(select(settings, own.parameters), where, mistakes)
-        needs, is_known = self._needs(part, where, mistakes)
-        keys = {*own.parameters, *own_keys}
+        known = {*own_keys}
+
+        def read(factory, num_args, hidden=(), name=""):
+            reader = Factory(factory, num_args, hidden=hidden, name=name)
+            known.update(reader.parameters)
+            return reader.read(select(settings, reader.parameters), where, mistakes)
+
+        part, task_keys = read(factory, 1, facts, name), self.task_keys(factory)
         if task_keys:
-            given = select(settings, own_keys)
-            task_keys = read_section(task_keys, given, where, mistakes)
-
-        def read_all(family: Mapping[str, Callable], num_args: int) -> dict[str, Part]:
-            parts = {}
-            for need in select(family, needs):
-                reader = Factory(family[need], num_args)
-                given = select(settings, reader.parameters)
-                parts[need] = reader.read(given, where, mistakes)
-                keys.update(reader.parameters)
-            return parts
-
-        losses, terms = read_all(self.losses, 1), read_all(self.terms, 2)
-        mistakes += [key_error(where, key, keys) for key in settings if key not in keys]
-        has_own_loss = is_known and bool(losses)
+            own = select(settings, own_keys)
+            task_keys = read_section(task_keys, own, where, mistakes)
+        needs = self._needs(part, where, mistakes)
+        needed = {*self.losses, *self.terms} if needs is None else needs
+        losses = {k: read(x, 1) for k, x in select(self.losses, needed).items()}
+        terms = {k: read(x, 2) for k, x in select(self.terms, needed).items()}
+        for key in settings.keys() - known:
+            mistakes.append(key_error(where, key, known))
+        has_own_loss = needs is not None and bool(losses)
         return AlgorithmPart(part, self.task, losses, terms, task_keys, has_own_loss)
 
     def _needs(
         self, part: Part, where: str, mistakes: list[str]
-    ) -> tuple[Collection[str], bool]:
-        """(needs of an algorithm, whether they are known): all, where data decide."""
-        needs, is_known = (), False
-        facts, arguments = facts_of(part.factory), keywords(part.factory)
-        asked = {k for k in facts if arguments[k].default is inspect.Parameter.empty}
+    ) -> tuple[str, ...] | None:
+        """Needs of an algorithm; None where they depend on the data."""
+        needs, facts = None, facts_of(part.factory)
         given = {**select(DUMMIES, facts), **part.settings}
         with contextlib.suppress(Exception):  # whatever a factory makes of dummies
             needs = needs_of(lambda local: part.factory(local, **given))
-            is_known = True
         with collecting(where.removesuffix(".algorithm"), mistakes):
-            wanted = [*sorted(asked & NEEDS.keys()), *needs]
-            check_needs(part.name, wanted, self.offers, self.task)
-        return (needs if is_known else {*self.losses, *self.terms}), is_known
+            asked = (k for k, parameter in facts.items() if is_required(parameter))
+            wanted = [*sorted(NEEDS.keys() & asked), *(needs or ())]
+            offers = [
+                k for k, x in NEEDS.items() if self.task in (x.tasks or (self.task,))
+            ]
+            check_needs(part.name, wanted, offers, self.task)
+        return needs
 
 
 def select(settings: Mapping, keys: Collection[str]) -> dict:
@@ -371,16 +367,24 @@ class LossReader(NamedTuple):
             return None
         own = {k: settings.pop(k) for k in keywords(self.mean) if k in settings}
         mean = Factory(self.mean, 2).read(own, where, mistakes)
-        loss = Built(Factory(LOSSES[name])).read(settings, where, mistakes)
-        if isinstance(loss, Margin):
+        values_of = Built(Factory(LOSSES[name])).read(settings, where, mistakes)
+        if isinstance(values_of, Margin):
             mistakes.append(
                 f"{where} must be a loss on logits, got {name!r}, a margin loss on "
                 "cosines, which the task faces takes."
             )
+            return None
 
         def loss_of(model: Model) -> Callable:
-            check_shape(loss, name, model.embedding_dim)
-            return mean(model, loss)
+            outputs = jax.ShapeDtypeStruct((2, model.embedding_dim), jnp.float32)
+            targets = jax.ShapeDtypeStruct((2,), jnp.int32)
+            shape = jnp.shape(jax.eval_shape(values_of, outputs, targets))
+            if shape != (2,):
+                raise ValueError(
+                    "loss must return one value per example, shape (2,) for two, got "
+                    f"{shape} from {name!r}."
+                )
+            return mean(model, values_of)
 
         return loss_of
 
@@ -398,17 +402,6 @@ class OnlyLossReader(NamedTuple):
         rule = f"must be settings of the task's only loss, {keys}"
         mistakes.append(f"{where} {rule}, got {value!r}.")
         return None
-
-
-def check_shape(loss: Callable, name: str, num_classes: int) -> None:
-    """Raise ValueError for a loss that gives no number for every example."""
-    outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
-    targets = jax.ShapeDtypeStruct((2,), jnp.int32)
-    if (shape := jnp.shape(jax.eval_shape(loss, outputs, targets))) != (2,):
-        raise ValueError(
-            f"loss must return one value per example, shape (2,) for two, got {shape} "
-            f"from {name!r}."
-        )
 
 
 EMPTY: Mapping = MappingProxyType({})
@@ -459,7 +452,7 @@ class OptimizerReader:
             return Factory(sgd, later=later, name=name).read(settings, where, mistakes)
         factory = getattr(optax, name, None) if isinstance(name, str) else None
         known = set(inspect.signature(factory).parameters if callable(factory) else ())
-        if "learning_rate" not in known:  # not an optimizer
+        if not callable(factory) or "learning_rate" not in known:  # not an optimizer
             rule = "must be the name of an optax optimizer"
             mistakes.append(f"{where} {rule}, got {name!r}.")
             return Part(sgd)
@@ -534,7 +527,7 @@ class Method(NamedTuple):
     decay_epochs: Whole | Annotated[tuple[Whole, ...], MinLen(1)] = 0
     decay_rounds: tuple[Count, ...] = ()  # rounds from 0 at which it falls for good
     decay_factor: Share = 0.1  # of each of those falls
-    optimizer: Annotated[Part, OptimizerReader()] = "sgd"  # or a name of optax's
+    optimizer: Annotated[Part, OptimizerReader()] = raw("sgd")  # or a name of optax's
     momentum: BelowOne = 0.0  # of sgd; others have theirs among their settings
     weight_decay: NonNegative = 0.0  # of sgd, coupled as in PyTorch
     clip_norm: NonNegative = 0.0  # largest norm of a step's gradient; 0 does not clip
@@ -542,12 +535,13 @@ class Method(NamedTuple):
     # is a learning rate of their own; other leaves have factor 1.
     learning_rate_multipliers: Mapping[Pattern, NonNegative] = MappingProxyType({})
     local_epochs: ByRound | None = None  # of a round, instead of the federation's
-    algorithm: AlgorithmPart = ""  # "" for the task's: fedfr for faces, else fedavg
+    # "" for the task's: fedfr for faces, else fedavg
+    algorithm: AlgorithmPart = raw("")
     # Of faces a margin loss of `fedfr describe losses`, cosface unless named, with
     # "scale" 30 and "margin" 0.4 unless they are set. Else settings of the task's loss,
     # see `fedfr describe sections methods.loss.classification`; classification and
     # segmentation take losses on logits by name too.
-    loss: Callable = ""
+    loss: Any = ""
     # Leaves that stay with clients: a regular expression over leaf paths, or one of
     # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
     personal: Pattern | Leaves | None = ""

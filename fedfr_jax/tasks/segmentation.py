@@ -5,7 +5,8 @@ on the client's test images; the mean is over clients, whatever their sizes. Cla
 that neither the truth nor the prediction of those images has are left out of a mean.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -42,9 +43,14 @@ from fedfr_jax.tasks.data import (
     open_data,
     split_classes,
 )
-from fedfr_jax.tasks.evaluators import RepresentationConfig, with_target
+from fedfr_jax.tasks.evaluators import RepresentationConfig, client_model, with_target
 from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
-from fedfr_jax.tasks.methods import AlgorithmReader, LossReader, MethodReader
+from fedfr_jax.tasks.methods import (
+    AlgorithmReader,
+    LossReader,
+    MethodReader,
+    features_of,
+)
 from fedfr_jax.tasks.model import NetworkReader, StartConfig, build_network, initialized
 from fedfr_jax.tasks.trainers import Facts, network_facts, plain_method, plain_stage
 from fedfr_jax.types import (
@@ -55,34 +61,31 @@ from fedfr_jax.types import (
     Experiment,
     ImageGrid,
     InputShape,
+    Masks,
     Model,
     Preprocessing,
     PyTree,
     Source,
     TrainedModels,
+    input_structs,
 )
 
 
 def pixel_cross_entropy(
     model: Model, *, class_weights: tuple[NonNegative, ...] = ()
 ) -> Callable:
-    """Mean pixel cross entropy: `mean_pixel_loss` of it."""
-    return mean_pixel_loss(model, entropies, class_weights=class_weights)
+    """Mean pixel cross entropy, as `mean_of_pixels`."""
 
+    def cross_entropy(logits, labels):
+        target = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        return optax.softmax_cross_entropy(logits, target)
 
-def mean_of_pixels(
-    model: Model, loss: Callable, *, class_weights: tuple[NonNegative, ...] = ()
-) -> Callable:
-    """`mean_pixel_loss` of a loss on outputs [N, M] and targets [N]."""
-    return mean_pixel_loss(model, pixel_losses(loss), class_weights=class_weights)
+    return mean_of_pixels(model, cross_entropy, class_weights=class_weights)
 
 
 @checked
-def mean_pixel_loss(
-    model: Model,
-    values_of: Callable,
-    *,
-    class_weights: tuple[NonNegative, ...] = (),
+def mean_of_pixels(
+    model: Model, loss: Callable, *, class_weights: tuple[NonNegative, ...] = ()
 ) -> Callable:
     """Mean loss of pixels over the valid examples, as `LocalTraining.loss`.
 
@@ -92,7 +95,7 @@ def mean_pixel_loss(
 
     Args:
       model: gives logits [B, H, W, M].
-      values_of: (logits [B, H, W, M], classes [B, H, W]) -> [B, H, W].
+      loss: (outputs [N, M], targets [N]) -> [N].
       class_weights: a pixel counts by that of its class, >= 0, M of them; () counts
         all alike. As in PyTorch, the mean is over the weights of the pixels.
 
@@ -117,7 +120,8 @@ def mean_pixel_loss(
         mask = batch.targets["mask"].astype(jnp.int32)
         counts = (mask >= 0) & (mask < num_classes) & batch.is_valid[:, None, None]
         target = jnp.where(counts, mask, 0)
-        values = values_of(logits, target)
+        values = loss(logits.reshape(-1, num_classes), target.reshape(-1))
+        values = values.reshape(target.shape)
         one_hot = jax.nn.one_hot(target, num_classes, dtype=values.dtype)
         weight = jnp.where(counts, one_hot @ jnp.array(weights, values.dtype), 0)
         total = jnp.where(weight > 0, values * weight, 0).sum()
@@ -129,28 +133,12 @@ def mean_pixel_loss(
     return loss_fn
 
 
-def pixel_losses(loss: Callable) -> Callable:
-    """Apply a loss on outputs [N, M] and targets [N] to pixels, [B, H, W, M]."""
-
-    def values_of(logits, target):
-        rows = logits.reshape(-1, logits.shape[-1])
-        return loss(rows, target.reshape(-1)).reshape(target.shape)
-
-    return values_of
-
-
-def entropies(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """Cross entropy [B, H, W] of logits [B, H, W, M]."""
-    target = jax.nn.one_hot(target, logits.shape[-1], dtype=logits.dtype)
-    return optax.softmax_cross_entropy(logits, target)
-
-
 class EvaluationSet(NamedTuple):
     """Test images, by client."""
 
     table: Dataset | Stream  # the clients' test images, grouped, with masks
     offsets: np.ndarray  # [N + 1] of each client's among them
-    classes: tuple[str, ...]  # M names
+    classes: Sequence[str]  # M names
 
     def rows(self, client: int) -> np.ndarray:
         """Rows of a client in the table, [n]."""
@@ -166,13 +154,26 @@ class SegmentationEvaluator:
     """Evaluator of segmentation; compiled once per model function.
 
     Args:
-      images: what is judged on.
+      images: of the tests.
       feed: how images are decoded; its batch size is per device.
     """
 
     def __init__(self, images: EvaluationSet, mesh: Mesh, feed: Batching):
         self._images = images._replace(table=place_examples(images.table, mesh))
-        self._mesh, self._feed, self._compiled = mesh, feed, {}
+        num_classes = len(images.classes)
+
+        @functools.cache
+        def counter(apply: Callable):
+            @jax.jit
+            def count(variables, inputs, targets, is_valid):
+                predicted = apply(variables, inputs["image"]).argmax(axis=-1)
+                is_valid = is_valid[:, None, None]
+                truth = jnp.where(is_valid, targets["mask"], jnp.uint8(IGNORE_INDEX))
+                return confusion_matrix(truth, predicted, num_classes)
+
+            return build_sums(count, feed, mesh)
+
+        self._counter = counter
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -225,38 +226,19 @@ class SegmentationEvaluator:
         """Confusion matrix [M, M] per client, zeros without a test image."""
         counts = []
         for client in range(self._images.num_clients):
-            rows, apply = self._images.rows(client), networks.client_apply
-            if not len(rows):
-                counts.append(np.zeros([len(self._images.classes)] * 2, np.int64))
-                continue
-            if networks.client_variables is None:
-                apply, variables = networks.apply, networks.variables
+            rows = self._images.rows(client)
+            if len(rows):
+                counts.append(self._counts(*client_model(networks, client), rows))
             else:
-                variables = networks.client_variables(client)
-            counts.append(self._counts(apply, variables, rows))
+                counts.append(np.zeros([len(self._images.classes)] * 2, np.int64))
         return counts
 
     def _counts(
         self, apply: Callable, variables: PyTree, rows: np.ndarray
     ) -> np.ndarray:
         """Confusion matrix of table rows [n], computed in batches."""
-        if apply not in self._compiled:
-            one = self._counter(apply)
-            self._compiled[apply] = build_sums(one, self._feed, self._mesh)
-        table = self._images.table
-        return self._compiled[apply](variables, table, rows.astype(np.int32))
-
-    def _counter(self, apply: Callable) -> Callable:
-        num_classes = len(self._images.classes)
-
-        def one(variables, inputs, targets, is_valid):
-            predicted = apply(variables, inputs["image"]).argmax(axis=-1)
-            truth = jnp.where(
-                is_valid[:, None, None], targets["mask"], jnp.uint8(IGNORE_INDEX)
-            )
-            return confusion_matrix(truth, predicted, num_classes)
-
-        return jax.jit(one)
+        rows = rows.astype(np.int32)
+        return self._counter(apply)(variables, self._images.table, rows)
 
 
 def segmentation_summary(per_client: dict[str, np.ndarray]) -> dict[str, float]:
@@ -301,7 +283,7 @@ def prediction_images(
         for i, owner in enumerate(owners):
             variables = networks.variables
             if variables is None:
-                variables = networks.client_variables(int(owner))
+                _, variables = client_model(networks, int(owner))
             inputs = jax.tree.map(lambda x, i=i: x[i : i + 1], examples.inputs)
             found.append(meshes.fetch(look(variables, inputs)))
         predicted, unsure, patterns = map(np.concatenate, zip(*found, strict=True))
@@ -311,10 +293,7 @@ def prediction_images(
                 "truth": colorize(examples.targets["mask"], colors),
                 "prediction": colorize(predicted, colors),
             },
-            maps={
-                "softmax entropy (nats)": unsure,
-                "feature entropy (nats)": patterns,
-            },
+            maps={"softmax entropy (nats)": unsure, "feature entropy (nats)": patterns},
             legend=build_legend(images.classes, colors),
         )
         return Evaluation(image_grids={"test images": grid})
@@ -327,9 +306,11 @@ def build_feature_fn(model: Model, feed: Batching) -> Callable:
     each.
     """
 
+    apply_with_features = features_of(model, "pictures")
+
     def look(variables, inputs):
         x = feed.with_deterministic(jnp.int32(0), inputs)["image"]
-        logits, features, _ = model.apply_with_features(variables, x, False)
+        logits, features, _ = apply_with_features(variables, x, False)
         patterns = resize_map(feature_entropy(features), x.shape[1:3])
         return logits.argmax(axis=-1), softmax_entropy(logits), patterns
 
@@ -415,20 +396,15 @@ def segmentation(settings: Mapping) -> Experiment:
 def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     source = open_data(config.data)
-    if source.masks is None:
-        raise ValueError(
-            f"config.data must be a source with masks, got {config.data.name!r}."
-        )
     parts, _ = split_classes(config.partition, source)
     facts = class_report(parts, source.labels, source.names)
-    classes = source.masks.class_names
+    classes = get_masks(source).class_names
     return Opened(
         config=config,
         mesh=mesh,
         source=source,
         split=parts,
         population=build_population(parts, len(classes)),
-        rows=(parts.train, parts.test),
         num_rows=len(parts.train),
         batching=client_batching(config.federation),
         used=data_usage(source, parts),
@@ -455,7 +431,8 @@ def build_segmenter(network: Part, input_shape: InputShape, num_classes: int) ->
     """
     network = network.with_settings(**{"num_classes": num_classes, **network.settings})
     model, output, features = build_network(network, input_shape)
-    shape = (*input_shape[:2], num_classes)
+    image = jax.tree.leaves(input_structs(input_shape))[0].shape  # [1, H, W, C]
+    shape = (*image[1:3], num_classes)
     if output.shape[1:] != shape or features is None:
         raise ValueError(
             "config.model must have features, and logits of the masks' classes for "
@@ -474,6 +451,13 @@ def load(opened: Opened, network, stream_bytes: int | None) -> Images:
     )
 
 
+def get_masks(source: Source) -> Masks:
+    """Masks of a source; raises ValueError for one without."""
+    if source.masks is None:
+        raise ValueError("config.data must be a source with masks, got one without.")
+    return source.masks
+
+
 def with_masks(
     source: Source, chosen: np.ndarray, stream_bytes: int | None
 ) -> Dataset | Stream:
@@ -482,7 +466,8 @@ def with_masks(
     Masks are read in any case, so that one that does not fit is found before anything
     is trained.
     """
-    return build_dataset(source, chosen, stream_bytes, mask=source.masks.read(chosen))
+    masks = get_masks(source).read(chosen)
+    return build_dataset(source, chosen, stream_bytes, mask=masks)
 
 
 def build_evaluators(
@@ -498,7 +483,7 @@ def build_evaluators(
             facts.model, facts.shapes, images.test, mesh, batching
         )
     if evaluation.num_visualized:
-        colors = opened.source.masks.class_colors
+        colors = get_masks(opened.source).class_colors
         colors = palette(len(tests.classes)) if colors is None else colors
         colors, count = np.array(colors, np.uint8), evaluation.num_visualized
         evaluators["pictures"] = prediction_images(

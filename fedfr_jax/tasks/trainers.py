@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.federated.aggregation.contract import with_aggregation
@@ -32,7 +31,7 @@ from fedfr_jax.federated.local import (
     step_decay,
     trainable,
 )
-from fedfr_jax.federated.privacy import Accountant, calibrate_noise
+from fedfr_jax.federated.privacy import calibrate_noise
 from fedfr_jax.federated.privacy.mechanism import (
     accountant_of,
     check_privacy,
@@ -78,8 +77,6 @@ class Facts(NamedTuple):
     apply: Callable  # (variables that a client deploys, images) -> output, compiled
     initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
     shapes: PyTree  # of them
-    num_rows: int  # training images of all clients together
-    mesh: Mesh | None
     federation: Federation
     num_clients: int
     seed: int  # draws attackers
@@ -89,9 +86,6 @@ class Facts(NamedTuple):
     draw: Callable | None = None  # key -> variables; None is the model's own
     draw_kept: Callable | None = None  # key -> those that are `kept`
     start: Callable | None = None  # (variables of the stage before) -> variables
-    # (variables of the server) -> those of the evaluated network, where there is one
-    # though clients keep leaves
-    network: Callable | None = None
 
 
 def network_facts(
@@ -121,8 +115,6 @@ def network_facts(
         apply=jax.jit(apply or output),
         initial=lambda: model.init(key),
         shapes=jax.eval_shape(model.init, key),
-        num_rows=opened.num_rows,
-        mesh=opened.mesh,
         federation=config.federation,
         num_clients=num_clients,
         seed=config.seed,
@@ -138,10 +130,9 @@ def plain_method(
     Args:
       where: the method is, such as "config.methods.fedavg".
     """
-    del opened
     if isinstance(method, Method):
         return build_federated(method, facts, where)
-    return build_central(method.training, facts, where)
+    return build_central(method.training, facts, opened, where)
 
 
 def plain_stage(opened: Opened, name: str, trainer: Trainer, network, images) -> Stage:
@@ -169,36 +160,37 @@ def build_federated(
     """
     with naming(where):
         algorithm = build_algorithm(method, facts, around)
-    network = algorithm.global_model if algorithm.has_global_model else None
-    if facts.network:
-        network = lambda server: facts.network(algorithm.global_model(server))
+    num_sampled = facts.federation.cohort_size or facts.num_clients
+    sampling = facts.federation.sampling
     return FederatedTrainer(
         algorithm=algorithm,
         init_variables=facts.start or (lambda variables: facts.initial()),
         apply=facts.apply,
-        global_model=network,
+        global_model=algorithm.global_model if algorithm.has_global_model else None,
         apply_global=facts.apply,
         local_epochs=method.local_epochs,
-        accountant=build_accountant(algorithm, facts.federation, facts.num_clients),
+        accountant=accountant_of(algorithm, sampling, facts.num_clients, num_sampled),
         count_flops=facts.model.count_flops,
         model_config=facts.model.config,
     )
 
 
-def build_central(training: Training, facts: Facts, where: str) -> CentralTrainer:
+def build_central(
+    training: Training, facts: Facts, opened: Opened, where: str
+) -> CentralTrainer:
     """Build a central trainer, without its data set."""
+    check_training(training, where, opened.num_rows, opened.mesh)
+    check_patterns(training, where, lambda: facts.shapes["params"], opened.mesh)
     with naming(where):
         loss = training.loss(facts.model)
-    check_training(training, where, facts.num_rows, facts.mesh)
-    check_patterns(training, where, lambda: facts.shapes["params"], facts.mesh)
-    with naming(where):
-        feed = build_batching(training, is_images=is_image(facts.model.input_shape))
+        is_images = is_image(facts.model.input_shape)
+        batching = build_batching(training, is_images=is_images)
     return CentralTrainer(
         settings=training,
         dataset=None,
         first_row=0,
-        num_rows=facts.num_rows,
-        batching=feed,
+        num_rows=opened.num_rows,
+        batching=batching,
         loss=loss,
         # A copy: what central training starts from is used up.
         init=lambda key: jax.tree.map(jnp.copy, facts.initial()),
@@ -214,8 +206,7 @@ def build_algorithm(method: Method, facts: Facts, around: Callable) -> Algorithm
     # FedNova's momentum is that of its clients.
     offers = {**facts.offers, "momentum": method.momentum}
     make, loss_of = method.algorithm.build(method.loss, offers)
-    local = build_local(method, loss_of(facts.model))
-    jax.eval_shape(lambda x: local.optimizer(0.1).init(x), facts.shapes["params"])
+    local = build_local(method, loss_of(facts.model), facts.shapes["params"])
     algorithm = with_leaves(method, lambda x: around(make(x)), local, facts)
     algorithm = with_personal_layers(
         algorithm, facts.kept, init_per_client=facts.draw_kept
@@ -234,31 +225,26 @@ def build_algorithm(method: Method, facts: Facts, around: Callable) -> Algorithm
     return algorithm
 
 
-def build_local(method: Method, loss: Callable) -> LocalTraining:
-    """Build the `LocalTraining` of a method."""
-    optimizer = _build_optimizer(method)
+def build_local(method: Method, loss: Callable, params: PyTree = None) -> LocalTraining:
+    """Build the `LocalTraining` of a method, for parameters of these shapes."""
+    part, clip_norm = method.optimizer, method.clip_norm
+    if part.name == "sgd":
+        make = part(momentum=method.momentum, weight_decay=method.weight_decay)
+    else:
+        make = lambda rate: part.factory(rate, **part.settings)
+        make = make if part.name in ELEMENTWISE else by_block(make)
     if method.learning_rate_multipliers:
-        optimizer = layer_wise(optimizer, method.learning_rate_multipliers)
-    rate = step_decay(method.learning_rate, every=method.decay_epochs)
-    falls = {"rounds": method.decay_rounds, "factor": method.decay_factor}
-    rate = round_decay(rate, **falls)
+        make = layer_wise(make, method.learning_rate_multipliers)
 
     def clipped(rate):
-        return optax.chain(optax.clip_by_global_norm(method.clip_norm), optimizer(rate))
+        return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))
 
-    return LocalTraining(loss, clipped if method.clip_norm else optimizer, rate)
-
-
-def _build_optimizer(method: Method) -> Callable:
-    """Build rate -> optax transformation."""
-    part = method.optimizer
-    if part.name == "sgd":
-        return part(momentum=method.momentum, weight_decay=method.weight_decay)
-
-    def make(rate):
-        return part.factory(rate, **part.settings)
-
-    return make if part.name in ELEMENTWISE else by_block(make)
+    rate = step_decay(method.learning_rate, every=method.decay_epochs)
+    falls = {"rounds": method.decay_rounds, "factor": method.decay_factor}
+    optimizer = clipped if clip_norm else make
+    if params is not None:  # raises for a pattern that matches no leaf
+        jax.eval_shape(lambda x: optimizer(0.1).init(x), params)
+    return LocalTraining(loss, optimizer, round_decay(rate, **falls))
 
 
 def with_leaves(
@@ -268,9 +254,10 @@ def with_leaves(
     aggregation.
     """
     personal = select_leaves(facts.model, method.personal, facts.prefix)
-    if frozen := select_leaves(facts.model, method.frozen, facts.prefix):
+    if frozen := select_blocks(facts.model, method.frozen, facts.prefix):
         matching(frozen)({"params": facts.shapes["params"]})
         local = freeze_leaves(local, frozen)
+    train: LocalTraining | Callable = local
     if method.personal_epochs:
         head = "|".join(f"(?:{part})" for part in (personal, facts.kept) if part)
         if not head:
@@ -280,8 +267,8 @@ def with_leaves(
             )
         params = facts.shapes["params"]
         jax.eval_shape(lambda params: trainable(head, params)[0], params)
-        local = head_first(local, head=head, epochs=method.personal_epochs)
-    algorithm = with_batch_stats(make(local), method.batch_stats)
+        train = head_first(local, head=head, epochs=method.personal_epochs)
+    algorithm = with_batch_stats(make(train), method.batch_stats)
     if method.batch_stats != "average":
         check_batch_stats(facts.shapes)  # some of which may be personal
     algorithm = with_aggregation(algorithm, *method.aggregation)
@@ -290,12 +277,20 @@ def with_leaves(
 
 
 def select_leaves(
-    model: Model, selection: str | Leaves | Blocks | None, at: str = ""
+    model: Model, selection: str | Leaves | None, at: str = ""
 ) -> str | Callable:
+    """Select leaves: those of `select_blocks`, or all of every batch norm (FedBN)."""
+    if not isinstance(selection, Leaves) or selection.batch_norms is None:
+        return select_blocks(model, selection, at)
+    return batch_norms_at(at) if selection.batch_norms else ""
+
+
+def select_blocks(
+    model: Model, selection: str | Leaves | Blocks | None, at: str = ""
+) -> str:
     """Select leaves by a regular expression over paths, or by blocks.
 
-    The top K blocks (FedPer; 1 is the head), all but those (LG-FedAvg), or all of every
-    batch norm (FedBN).
+    The top K blocks (FedPer; 1 is the head), or all but those (LG-FedAvg).
 
     Args:
       at: where the network's params lie below params, such as "backbone/".
@@ -305,11 +300,9 @@ def select_leaves(
     """
     if not selection or isinstance(selection, str):
         return selection or ""
-    if selection.blocks is not None:
-        return top_blocks(model.blocks, selection.blocks, prefix=at)
-    if selection.all_but_blocks is None:
-        return batch_norms_at(at) if selection.batch_norms else ""
     number = selection.all_but_blocks
+    if number is None:
+        return top_blocks(model.blocks, selection.blocks or 0, prefix=at)
     top = top_blocks(model.blocks, number, prefix=at)
     if not 0 < number < len(model.blocks):
         raise ValueError(
@@ -355,14 +348,6 @@ def with_privacy(
             needed = calibrate_noise(mechanism, epsilon=privacy.epsilon, rounds=rounds)
             privacy = privacy._replace(noise_multiplier=needed)
         return private(algorithm, privacy)
-
-
-def build_accountant(
-    algorithm: Algorithm, federation: Federation, num_clients: int
-) -> Accountant | None:
-    """Accountant of a private algorithm from its first round; None if not private."""
-    num_sampled = federation.cohort_size or num_clients
-    return accountant_of(algorithm, federation.sampling, num_clients, num_sampled)
 
 
 def max_epochs(method: Method, federation: Federation) -> int:

@@ -158,7 +158,9 @@ def _read_templates(path):
     files = {"media": "media.txt", "landmarks": "points.txt", "pairs": "pairs.txt"}
     lists = {"gallery": "gallery.csv", "probes": "probes.csv", "fpirs": 0.1}
     found = template_set((112, 112, 3), path=path, **files, **lists)
-    return around(lambda rows: found.read(rows)[:, :8, :8], found.num_images)
+    return around(
+        lambda rows: found.source.read(rows)[:, :8, :8], len(found.source.labels)
+    )
 
 
 def _weights(path):

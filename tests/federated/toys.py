@@ -30,9 +30,8 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.sinks import Sink
-from fedfr_jax.tasks.faces.frozen_features import prepare_features
+from fedfr_jax.tasks.faces.frozen_features import frozen_features, prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
-from fedfr_jax.tasks.faces.methods import previous_features
 from fedfr_jax.types import Augment, Cohort, Dataset, LocalTraining, Model, PyTree
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
@@ -135,7 +134,7 @@ def fedfr_toy(rate=0.01, **options):
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(
         LocalTraining(loss, optimizer, step_decay(rate, every=2)),
-        reference_features=previous_features(embed),
+        reference_features=partial(frozen_features, embed),
         prepare=prepare_features(embed, threshold=0.6),
         **options,
     )

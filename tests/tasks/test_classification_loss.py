@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.classification import (
-    class_pull,
-    cross_entropy,
-    mean_loss,
-)
+from fedfr_jax.tasks.classification import class_pull, cross_entropy, mean_loss
 from fedfr_jax.tasks.methods import with_contrastive_loss
 from fedfr_jax.types import Model
 
@@ -137,20 +133,6 @@ def test_fedaws_pulls_the_features_of_examples_that_count_to_their_class():
     np.testing.assert_allclose(
         value, (np.maximum(0.8 - cosine, 0) ** 2).mean(), rtol=1e-5
     )
-
-
-def test_the_network_is_told_that_it_trains_and_its_statistics_come_back():
-    notes, key = [], jax.random.key(3)
-    _, (stats, _) = cross_entropy(model_of(notes))(variables(), batch_of(), key)
-    ((train, given),) = notes
-    assert train and given is key
-    assert stats["calls"] == 1
-
-
-@pytest.mark.parametrize("wrong", [-0.1, 1, 1.5])
-def test_smoothing_out_of_range_is_refused(wrong):
-    with pytest.raises(ValueError, match=rf"must be in \[0, 1\), got {wrong}"):
-        cross_entropy(model_of(), label_smoothing=wrong)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])

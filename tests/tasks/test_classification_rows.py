@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from fedfr_jax.config.build import build
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import batch_norms
@@ -20,15 +18,11 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.heads import with_projection
-from fedfr_jax.tasks.classification import class_pull, cross_entropy
+from fedfr_jax.tasks.classification import cross_entropy
 from fedfr_jax.tasks.methods import Leaves, with_contrastive_loss
 from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, LocalTraining, Model
-from tests.tasks import test_classification_stages as test_stages
-from tests.tasks.test_classification_stages import build_one, config
-
-quarters = test_stages.path
 
 RESNET = MODELS["resnet"]((8, 8, 1), num_classes=3, blocks=(1, 1), widths=(4, 8))
 MLP = MODELS["mlp"]((4, 4, 1), hidden_dim=6, num_classes=3)
@@ -95,9 +89,6 @@ def steps_of(local, variables):
     return jax.device_get(server.variables)
 
 
-# --- MOON
-
-
 def told_apart():
     """A network whose features are an image's row: own, of GLOBAL or of PREVIOUS."""
 
@@ -124,10 +115,7 @@ def test_a_round_of_moon_has_the_official_term(golden):
     sim = simulated(
         ALGORITHMS["moon"](LocalTraining(loss, sgd(), 0.01)), table, [0, len(images)]
     )
-    network = lambda *which: {
-        "params": {"which": jnp.array(which)},
-        "batch_stats": {},
-    }
+    network = lambda *which: {"params": {"which": jnp.array(which)}, "batch_stats": {}}
     server = start_simulation(sim, network(1.0, 0.0))
     store = open_store(sim, server)
     previous = jax.tree.map(lambda x: x[None], jax.device_get(network(0.0, 1.0)))
@@ -189,180 +177,3 @@ def test_a_projection_is_between_the_features_and_the_classifier():
     np.testing.assert_allclose(projected, want, rtol=1e-5, atol=1e-6)
     want = layer(params["classifier"], want)
     np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
-
-
-# --- FedAwS
-
-
-def test_fedaws_pulls_features_to_the_column_of_their_class():
-    variables, table = MLP.init(jax.random.key(0)), examples()
-    local = LocalTraining(class_pull(MLP), sgd(), 0.0)
-    sim = simulated(ALGORITHMS["fedavg"](local), table, [0, 12])
-    server = start_simulation(sim, variables)
-    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
-    _, seen, _ = MLP.apply_with_features(variables, table.images)
-    rows = np.asarray(variables["params"]["classifier"]["kernel"]).T[table.labels]
-    unit = lambda x: np.asarray(x) / np.linalg.norm(x, axis=1, keepdims=True)
-    cosine = (unit(seen) * unit(rows)).sum(axis=1)
-    losses = np.maximum(0, 0.9 - cosine) ** 2
-    means = losses[:8].mean(), losses[8:].mean()  # of two batches
-    np.testing.assert_allclose(outcome.metrics["loss"], [np.mean(means)], rtol=1e-5)
-
-
-# --- Settings
-
-RATE = {"learning_rate": 0.1}
-FEDREP = {"name": "fedrep", "head": "params/classifier"}
-WRONG = [
-    (
-        {"personal": {"blocks": 1, "batch_norms": True}},
-        "personal: leaves must have exactly one key",
-    ),
-    ({"personal": {"batch_norms": True}}, "the model must have batch norms"),
-    ({"personal": {"blocks": True}}, "personal.blocks must be a whole .*got True"),
-    ({"personal": {"blocks": 3}}, r"blocks must be in \[0, 2\] .*got 3"),
-    ({"personal": {"blocks": 1}, "personal_epochs": 1.5}, "a whole number.*got 1.5"),
-    ({"batch_stats": "local"}, "the model must have batch norms, got none"),
-    (
-        {"personal": {"all_but_blocks": 2}},
-        r"all_but_blocks must be in \[1, 1\], got 2",
-    ),
-    (
-        {"algorithm": {"name": "fedrep", "head": "fcc", "head_epochs": 1}},
-        "must match a leaf.*got 'fcc'",
-    ),
-    (
-        {"algorithm": {"name": "fedrep", "head": ".", "head_epochs": 1}},
-        "head must leave some params to the body, got '.'",
-    ),
-    (
-        {"algorithm": {**FEDREP, "head_epochs": 0}},
-        "head_epochs must be at least 1, got 0",
-    ),
-    (
-        {"algorithm": {**FEDREP, "head_epochs": 2}},
-        "head_epochs must be below the 2 local",
-    ),
-    (
-        {"algorithm": {**FEDREP, "head_epochs": 5}, "local_epochs": (9, 3)},
-        "head_epochs must be below the 3 local epochs of a round, .* got 5",
-    ),
-    (
-        {
-            "optimizer": {
-                "name": "sgd",
-                "weight_decay": 0.1,
-                "weight_decay_mask": "kernl",
-            }
-        },
-        "must match a leaf.*got 'kernl'",
-    ),
-    ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
-    ({"frozen": {"batch_norms": True}}, "frozen must have keys of"),
-    (
-        {"algorithm": {"name": "moon", "contrastive_temperature": 0.0}},
-        "contrastive_temperature must be positive",
-    ),
-    (
-        {"algorithm": {"name": "moon", "contrastive_weight": -1.0}},
-        "contrastive_weight must",
-    ),
-    (
-        {"algorithm": {"name": "fedavg", "contrastive_weight": 1.0}},
-        "must have keys of .*contrastive_weight",
-    ),
-    ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
-    ({"algorithm": {"name": "fedaws", "margin": 3.0}}, r"margin must be in .*got 3"),
-    (
-        {"algorithm": "fedaws", "margin": 3.0},
-        r"got 'margin' \(a key of the algorithm: algorithm.margin",
-    ),
-    ({"algorithm": {"name": "feddyn", "alpha": 0.0}}, "alpha must be positive, got 0"),
-    (
-        {"algorithm": {"name": "mime", "server_momentum": 2.0}},
-        "server_momentum must be in",
-    ),
-    (
-        {"algorithm": {"name": "afl", "domain_window_size": 0}},
-        "domain_window_size must be at least 1, got 0",
-    ),
-    ({"algorithm": "perfedavg"}, "needs the key inner_learning_rate"),
-    (
-        {"algorithm": {"name": "perfedavg", "inner_learning_rate": 0.1, "order": "so"}},
-        "order must be one",
-    ),
-    ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
-    ({"aggregation": ("median", "mean")}, r"aggregation\[1\].name must be one of"),
-    (
-        {"aggregation": {"name": "krum", "num_malicious_clients": -1}},
-        "num_malicious_clients must be at least 0, got -1",
-    ),
-    (
-        {"aggregation": {"name": "median", "weighting": "num_examples"}},
-        "got 'weighting'",
-    ),
-    ({"aggregation": 3}, "aggregation must be .*got 3"),
-    ({"aggregation": ("median", "rfa")}, "must end with link 1"),
-    ({"algorithm": "ifca", "aggregation": "median"}, "cannot replace the mean"),
-    ({"algorithm": "ifca", "aggregation": "rfa"}, "cannot have a link with a center"),
-]
-
-
-@pytest.mark.parametrize("row, rule", WRONG)
-def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
-    with pytest.raises(ValueError, match=rule) as raised:
-        build_one(quarters, {**RATE, **row})
-    assert str(raised.value).startswith("config.methods.row")
-
-
-KRUM, BULYAN = {"name": "krum", "num_malicious_clients": 1}, {"name": "bulyan"}
-DROPPED = {"straggler_fraction": 0.5, "drop_stragglers": True, "local_epochs": 2}
-
-
-@pytest.mark.parametrize(
-    "link, federation, least",
-    [
-        ({**KRUM, "num_malicious_clients": 5}, {}, 13),
-        ({**KRUM, "num_clients_to_keep": 6}, {}, 6),
-        (BULYAN, {}, 7),
-        ({**KRUM, "num_malicious_clients": 0}, DROPPED, 3),
-    ],
-)
-def test_a_cohort_too_small_for_a_row_is_refused_before_any_row_trains(
-    quarters, link, federation, least
-):
-    row = {**RATE, "aggregation": link}
-    given = config(quarters, methods={"fedavg": RATE, "row": row})
-    given["federation"] |= federation
-    rule = rf"^config.methods.row: .*cohort_size must be at least {least} .* got \d\."
-    with pytest.raises(ValueError, match=rule):
-        build(given)
-    given["methods"]["row"] = {
-        **row,
-        "aggregation": {**KRUM, "num_malicious_clients": 0},
-    }
-    given["federation"] |= {"straggler_fraction": 0.0}
-    build(given)
-
-
-def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
-    rows = {
-        "fedavg": {},
-        "fedper": {"personal": {"blocks": 1}},
-        "fedrep": {"algorithm": {**FEDREP, "head_epochs": 1}},
-        "ifca": {"algorithm": {"name": "ifca", "num_clusters": 2}},
-    }
-    rows = {name: {**RATE, **row} for name, row in rows.items()}
-    stages = build(config(quarters, methods=rows)).stages
-    judged = [name for name in rows if stages[name].trainer.global_model]
-    assert judged == ["fedavg"]
-
-
-def test_a_model_of_the_config_may_have_a_projection(quarters):
-    model = {"name": "mlp", "hidden_dim": 8, "projection": 3}
-    trainer = build(config(quarters, model=model)).stages["fedavg"].trainer
-    kernel = trainer.init_variables(None)["params"]["classifier"]["kernel"]
-    assert kernel.shape == (3, 4)
-    model["projection"] = 0
-    with pytest.raises(ValueError, match="^config.model.projection must be in"):
-        build(config(quarters, model=model))

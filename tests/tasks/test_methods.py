@@ -155,39 +155,6 @@ def test_the_rate_falls_for_good_at_rounds_and_within_each():
     np.testing.assert_allclose(found, RATE * by_round * [1, 0.1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "settings, rule",
-    [
-        (
-            {"optimizer": "adamm"},
-            "optimizer must be the name of an optax optimizer, got 'adamm'",
-        ),
-        ({"optimizer": {"name": "adam", "b3": 1}}, "keys of .*'b1'.* got 'b3'"),
-        (
-            {"optimizer": {"name": "sgd", "momentun": 0.9}},
-            "keys of .*got 'momentun' .did you mean momentum",
-        ),
-        (
-            {"optimizer": "apply_updates"},
-            "optimizer must be the name of an optax optimizer, got 'apply_updates'",
-        ),
-        ({"optimizer": 3}, "optimizer must .*got 3"),
-        (
-            {"optimizer": "adamw", "weight_decay": 0.1},
-            "weight_decay must be set inside `optimizer` for adamw",
-        ),
-        ({"learning_rate": "0.1"}, "learning_rate must be"),
-        ({"learning_rate": -0.1}, "learning_rate must be"),
-        ({"clip_norm": -1.0}, "clip_norm must be"),
-        ({"decay_rounds": (4, 0)}, "decay_rounds must be at least 1"),
-        ({"decay_factor": 2.0}, "decay_factor must be in"),
-    ],
-)
-def test_settings_that_would_fail_or_do_nothing_later_are_refused(settings, rule):
-    with pytest.raises(ValueError, match=rule):
-        local(**settings)
-
-
 # --- Algorithms
 
 
@@ -195,7 +162,7 @@ def made(name, settings, **facts):
     """What an algorithm's factory is given: (settings, facts)."""
     reader = AlgorithmReader("x")
     part = parse(reader, {"name": name, **settings}, "config.methods.x.algorithm").part
-    asked = facts_of(part.factory) & facts.keys()
+    asked = facts_of(part.factory).keys() & facts.keys()
     return {**part.settings, **{key: facts[key] for key in asked}}
 
 
@@ -232,22 +199,6 @@ def test_a_server_optimizer_is_named(given):
     assert hasattr(
         made("fedavg", {"server_optimizer": given})["server_optimizer"], "update"
     )
-
-
-@pytest.mark.parametrize(
-    "name, settings, rule",
-    [
-        ("fedavgg", {}, "must be one of .*'fedavg'.*mean fedavg"),
-        ("fedavgm", {}, "describe variants fedavgm prints them"),
-        ("fedprox", {}, "needs the key mu"),
-        ("fedavg", {"contrastive_weight": 1.0}, "got 'contrastive_weight'"),
-        ("fedavg", {"server_optimizer": "fedadamm"}, "optimizer.name must be one of"),
-        ("fedavg", {"server_optimizer": "fedadam"}, "optimizer needs the key learning"),
-    ],
-)
-def test_what_no_algorithm_knows_is_refused(name, settings, rule):
-    with pytest.raises(ValueError, match=f"^config.methods.x.algorithm.*{rule}"):
-        made(name, settings)
 
 
 def test_a_variant_is_an_algorithm_once_a_user_has_registered_it(monkeypatch):

@@ -33,7 +33,7 @@ CONFIG = {
         "representation": {"reference": "runs/central"},
     },
     "methods": {
-        "a": {"distill": {"cache": "t.npy", "teacher": {"weights": "runs/big"}}},
+        "a": {"distill": {"cache": "t.npy", "teacher": {"weights": "runs/big"}}}
     },
 }
 

@@ -1,7 +1,5 @@
 """Privacy, sampling and failing clients by the keys of a config."""
 
-import math
-
 import pytest
 
 from fedfr_jax.config.build import build
@@ -103,13 +101,6 @@ def test_a_small_cohort_stands_for_a_large_one_of_a_large_population():
             build(config_of({**given, **privacy}))
 
 
-def test_noise_that_is_given_stays():
-    given = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 2.0}
-    trainer = build(config_of(given)).stages["row"].trainer
-    assert trainer.algorithm.privacy.noise_multiplier == 2
-    assert trainer.algorithm.privacy.epsilon == math.inf
-
-
 def test_a_budget_that_is_spent_early_ends_the_method_early(tmp_path):
     given = {**PRIVATE, "noise_multiplier": 1.0}
     trainer = build(config_of(given, rounds=50)).stages["row"].trainer
@@ -117,34 +108,6 @@ def test_a_budget_that_is_spent_early_ends_the_method_early(tmp_path):
     assert 0 < end < 50
     assert trainer.accountant.epsilon(end) <= 4 < trainer.accountant.epsilon(end + 1)
     assert build(config_of()).stages["row"].trainer.accountant is None
-
-
-@pytest.mark.parametrize(
-    "privacy, federation, message",
-    [
-        ({"clip_norm": 1.0, "epsilon": 2.0}, {}, "privacy.* the key delta"),
-        (
-            {"clip_norm": 1.0, "delta": 1e-2},
-            {},
-            "epsilon or noise_multiplier must be set",
-        ),
-        (
-            PRIVATE,
-            {"systems": {"profiles": CLOCK}},
-            "privacy must be used with randomly sampled clients",
-        ),
-        ({**PRIVATE, "clip_norm": 0.0}, {}, "clip_norm must be positive"),
-        ({**PRIVATE, "delta": 0.5}, {}, "delta must be .* at most 1 / N"),
-        ({**PRIVATE, "clip": 1.0}, {}, "privacy must have keys of .*'clip'"),
-        ({**PRIVATE, "noise": "bands"}, {}, "noise.name must be one of"),
-        (None, {"sampling": "poison"}, "sampling.name must be one of .*poisson"),
-        (None, {"systems": {"dropouts": {}}}, "systems must have keys of .*dropout"),
-        (None, {"systems": {"over_selection": 0.5}}, "over_selection"),
-    ],
-)
-def test_what_cannot_be_is_one_line(privacy, federation, message):
-    with pytest.raises(ValueError, match=message):
-        build(config_of(privacy, **federation))
 
 
 def test_files_that_lack_a_client_or_hours_are_named_before_anything_runs(tmp_path):
@@ -170,9 +133,3 @@ def test_an_asynchronous_step_has_the_clients_of_its_buffer():
     config["methods"]["row"]["aggregation"] = {"name": "quantize", "levels": 2**30}
     config["federation"]["cohort_size"] = 0
     assert build(config).stages.keys() == {"row"}
-
-
-def test_clients_fail_as_the_config_says():
-    experiment = build(config_of(systems={"dropout": {"before_training": 0.25}}))
-    options = experiment.federation.options_of(experiment.stages["row"].trainer, 6)
-    assert options["systems"].dropout.before_training == 0.25

@@ -9,8 +9,8 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.plan import shapes
 from tests.contracts.rows import FACTS, rows_of
 from tests.federated import toys
-from tests.tasks.test_numerics import config
 from tests.tasks.test_privacy import config_of
+from tests.tasks.tiny import TASKS, config
 
 pytestmark = pytest.mark.ci
 
@@ -28,9 +28,6 @@ ROWS = {
     "moon": {"algorithm": "moon"},
     "personal": {"personal": "bias"},
 }
-SMALL = {"blocks": (1, 1), "widths": (2, 2), "remat": False}  # little to trace
-MLP = {"name": "mlp", "hidden_dim": 4}
-TASKS = ("faces", "classification", "segmentation", "reid")
 
 
 def private(**row):
@@ -44,12 +41,6 @@ def test_the_mechanism_covers_all_that_clients_of_a_task_send(task, monkeypatch)
     rows = {**ROWS, "fedper": {"personal": {"blocks": 2 if task == "reid" else 1}}}
     rows |= {"fedfr": {"algorithm": "fedfr"}} if task == "faces" else {}
     found, given = {}, config(task)
-    if task == "classification":
-        given["model"] = MLP
-    elif task == "segmentation":
-        given["model"]["encoder"] |= SMALL
-    else:
-        given["model"] |= SMALL
     given["methods"] = {name: private(**row) for name, row in rows.items()}
 
     def disclose(experiment, name):

@@ -68,7 +68,7 @@ def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
     for r in range(2):
         server, outcome = simulate_round(sim, server, store, r)
         np.testing.assert_allclose(server.prototypes.mean, means, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(server.prototypes.count, numbers, rtol=1e-4)
+        np.testing.assert_allclose(server.prototypes.number, numbers, rtol=1e-4)
         steps = trainer.local_epochs * -(-sizes // 4)
         np.testing.assert_array_equal(outcome.metrics["steps"], steps)
         assert all(np.isfinite(x).all() for x in outcome.metrics.values())

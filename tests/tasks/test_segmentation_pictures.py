@@ -4,11 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.tasks.segmentation import (
-    EvaluationSet,
-    palette,
-    prediction_images,
-)
+from fedfr_jax.tasks.segmentation import EvaluationSet, palette, prediction_images
 from fedfr_jax.types import IGNORE_INDEX, Dataset, Model, TrainedModels
 
 SHAPE = (2, 3)

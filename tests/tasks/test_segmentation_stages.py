@@ -16,7 +16,6 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.evaluation.mmd import mmd_squared
 from fedfr_jax.evaluation.segmentation import feature_entropy
-from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
@@ -26,7 +25,6 @@ from fedfr_jax.tasks.data import open_data, split_classes
 from fedfr_jax.tasks.evaluators import build_feature_fn
 from fedfr_jax.tasks.segmentation import build_segmenter, with_masks
 from fedfr_jax.types import IGNORE_INDEX, Evaluation, Evaluator, TrainedModels
-from tests.contracts.rows import rows_of
 
 pytestmark = pytest.mark.ci
 
@@ -161,19 +159,6 @@ def test_another_run_is_a_reference_by_its_folder(config, finished):
     assert abs(found["mmd"]) < 1e-6 < found["amm"]
 
 
-def test_a_stream_reads_the_same_examples(config):
-    given = config()
-    resident = build(given).task.dataset
-    given["federation"] |= {"data_placement": "stream"}
-    streamed = build(given).task.dataset
-    rows = np.array([20, 3, 4])
-    read = streamed.take(rows)
-    np.testing.assert_array_equal(read.images, resident.images[rows])
-    for name, values in resident.targets.items():
-        np.testing.assert_array_equal(read.targets[name], values[rows])
-    assert streamed.example_bytes == resident.example_bytes
-
-
 def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
     """Whole clients as batches, so that no order matters; some clients are padded."""
     given = config()
@@ -255,31 +240,6 @@ def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
     assert (moved[:, 3:-3, 3:-3] != mask[:, 3:-3, 3:-3]).any()
 
 
-def test_a_known_affine_takes_the_nearest_pixels_of_the_mask(config):
-    given = config()
-    twice = {"name": "affine", "scale": (2.0, 2.0)}
-    given["federation"] |= {"flip_probability": 1.0, "augment": (twice,)}
-    feed = build(given).batching
-    mask = np.random.default_rng(0).integers(0, 3, (1, 12, 16), np.uint8)
-    images = np.zeros((1, 12, 16, 3), np.uint8)
-    _, targets = augmented(feed, images, mask)
-    source = lambda n: np.rint((np.arange(n) - (n - 1) / 2) / 2 + (n - 1) / 2)
-    rows, columns = source(12).astype(int), source(16).astype(int)
-    expected = mask[0][:, ::-1][rows][:, columns]
-    np.testing.assert_array_equal(targets["mask"][0], expected)
-
-
-# --- What a config may be
-
-TOLD = ("model", "num_clients", "num_classes")
-
-
-def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(config):
-    rows = rows_of("params/classifier", given=TOLD)
-    assert ALGORITHMS.keys() - rows.keys() == {"fedaws", "fedfr", "finch", "kd"}
-    assert build(config(methods=rows)).stages.keys() == rows.keys()
-
-
 def test_facts_and_targets_are_of_images_and_of_pixels(config):
     task = build(config()).task
     assert task.data_report["images"] == {"train": 22, "test": 10}
@@ -289,82 +249,3 @@ def test_facts_and_targets_are_of_images_and_of_pixels(config):
     labels = task.dataset.labels
     assert counts.sum(0).tolist() == np.bincount(labels).tolist()
     np.testing.assert_array_equal(counts.sum(1), np.diff(task.population.offsets))
-
-
-ROWS = [
-    ({**RATE, "kind": "centralized"}, "kind must be one of .'federated', 'central'."),
-    ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
-    ({"kind": "central", "batch_size": 23}, r"batch_size must be at most 22"),
-    ({**RATE, "personal": {"blocks": 9}}, r"blocks must be in \[0, 5\] .*got 9"),
-    ({**RATE, "personal": "fc"}, "path pattern must match a leaf.*got 'fc'"),
-    ({**RATE, "loss": {"label_smoothing": 0.1}}, "keys of .*'label_smoothing'"),
-    ({**RATE, "init_per_client": True}, "init_per_client needs personal"),
-    ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
-    (
-        {**RATE, "loss": {"class_weights": (1.0, 2.0)}},
-        "class_weights must have 3 entries",
-    ),
-    (
-        {**RATE, "loss": {"class_weights": (1, -1, 1)}},
-        "loss.class_weights must be at least 0",
-    ),
-    (
-        {"kind": "central", "loss": {"class_weights": (0, 0, 0)}},
-        "class_weights must .*not all 0",
-    ),
-    ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
-    ({**RATE, "local_epochs": ()}, "local_epochs must have an entry"),
-    ({**RATE, "personal_epochs": 1}, "personal_epochs needs personal leaves"),
-    ({**RATE, "personal": {}}, "personal: leaves must have exactly one key of"),
-]
-
-
-@pytest.mark.parametrize("row, rule", ROWS)
-def test_a_wrong_row_is_refused_by_its_name(config, row, rule):
-    with pytest.raises(ValueError, match=rule) as raised:
-        build(config(methods={"row": row}))
-    assert str(raised.value).startswith("config.methods.row")
-
-
-SECTIONS = [
-    ({"partition": {"alpha": 0.0}}, "partition.alpha must be positive.*got 0.0"),
-    ({"partition": {"alpha": -1.0}}, "partition.alpha must be positive.*got -1.0"),
-    ({"partition": {"name": "iid"}}, "partition must have keys of.*'alpha'"),
-    ({"model": {"num_classes": 7}}, r"model must .*\(12, 16, 3\), got \(12, 16, 7\)"),
-    ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
-    ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
-    (
-        {"evaluation": {"num_visualized": -1}},
-        r"evaluation.num_visualized must be in \[0, 100\]",
-    ),
-    (
-        {"evaluation": {"batch_size": 0}},
-        r"evaluation.batch_size must be in \[1, 65536\]",
-    ),
-    ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
-    ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
-    ({"federation": {"cohort_size": 4}}, r"federation: cohort_size must be at most 3"),
-    (
-        {"data": {"classes": ["red", "green"]}},
-        r"ignore_values \[255\], got 2",
-    ),
-]
-
-
-@pytest.mark.parametrize("changes, rule", SECTIONS)
-def test_a_wrong_section_is_refused_before_anything_is_trained(config, changes, rule):
-    given = config()
-    for section, keys in changes.items():
-        given[section] = {**given[section], **keys} if section in given else keys
-    with pytest.raises(ValueError, match=rule) as raised:
-        build(given)
-    assert "config." in str(raised.value) or "classes" in str(raised.value)
-
-
-def test_a_source_without_masks_and_a_network_for_images_are_refused(config, tmp_path):
-    np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0] * 4)
-    data = {"name": "arrays", "path": str(tmp_path / "a.npz")}
-    with pytest.raises(ValueError, match="data must be a source with masks.*'arrays'"):
-        build(config(data=data))
-    with pytest.raises(ValueError, match=r"for every pixel, \(12, 16, 3\), got \(3,\)"):
-        build(config(model={"name": "resnet", "blocks": (1,), "widths": (4,)}))

@@ -1,6 +1,6 @@
 """Chains of aggregators, and the contract of their links.
 
-    chain(clip_by_global_norm(max_norm=1.0), stochastic_quantize(bits=8), weighted_mean())
+    chain(clip_by_global_norm(max_norm=1.0), top_k(fraction=0.1), weighted_mean())
 
 A client's update goes through `summarize` of the links from the first to the last, and
 the last summary is added up over the cohort. The sum goes through `finish` from the

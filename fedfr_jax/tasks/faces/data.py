@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.partition.identities import IdentityPartition
-from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
+from fedfr_jax.tasks.data import build_dataset
 from fedfr_jax.types import Dataset, Preprocessing, Source
 
 
@@ -43,30 +44,22 @@ def build_face_data(
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
       with_landmarks: whether training images come with those that the source has.
-      with_evaluation_landmarks: whether judged ones do.
+      with_evaluation_landmarks: whether evaluated ones do.
       preprocessing: how networks have the images, None for the defaults.
     """
     p = partition
-
-    def table(rows, labels, read):
-        inputs = lambda i: read(rows[i])
-        labels = labels.astype(np.int32)
-        if stream_bytes is None:
-            return Dataset(inputs(np.arange(len(rows))), {"label": labels})
-        return stream(inputs, labels, memory=stream_bytes)
-
+    train = source._replace(read=build_inputs(source, with_landmarks))
+    rows = np.concatenate([p.train, p.public_examples])
+    labels = np.concatenate([p.train_labels, p.public_labels])
+    tested = source._replace(read=build_inputs(source, with_evaluation_landmarks))
+    tested_rows = np.concatenate([p.test, p.unseen_examples])
+    identities = np.concatenate([p.test_identities, p.unseen_labels])
     return FaceData(
         partition=p,
-        table=table(
-            np.concatenate([p.train, p.public_examples]),
-            np.concatenate([p.train_labels, p.public_labels]),
-            build_inputs(source, with_landmarks),
-        ),
+        table=build_dataset(train, rows, stream_bytes, label=labels),
         population=Population(p.train_offsets.astype(np.int64), p.num_classes),
-        evaluation_set=table(
-            np.concatenate([p.test, p.unseen_examples]),
-            np.concatenate([p.test_identities, p.unseen_labels]),
-            build_inputs(source, with_evaluation_landmarks),
+        evaluation_set=build_dataset(
+            tested, tested_rows, stream_bytes, label=identities
         ),
         test_identities=p.test_identities,
         train_identities=p.train_identities,

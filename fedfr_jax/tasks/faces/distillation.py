@@ -9,13 +9,12 @@ image without a label has L_d alone, so that labeled and unlabeled ones share a 
 over the whole batch of central training, however many devices and micro-batches it has.
 The same term teaches a client's network, whose own faces may have no labels.
 
-A cache has the teacher's embeddings of all images of a source. `name.npy` holds float16
-[T, V, D] in V views: plain, mirrored, and under either mask, as the method's augments
-count them. `name.npy.json` says what they depend on: digests of the images (with their
-landmarks, where a mask is drawn) and of the teacher, and the views' settings.
+A cache is a .safetensors file of the teacher's embeddings of all images of a source,
+float16 [T, V, D] in V views: plain, mirrored, and under either mask, as the method's
+augments count them. Its metadata say what they depend on: digests of the images (with
+their landmarks, where a mask is drawn) and of the teacher, and the views' settings.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -29,17 +28,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.files import replace_file, write_text
-from fedfr_jax.json_files import read_json
+from fedfr_jax.federated.settings import Federation
+from fedfr_jax.files import replace_file
 from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masked_means import COUNTED, masked_mean
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import load_weights
-from fedfr_jax.models.weights import Weights
 from fedfr_jax.parts import Part, choose, section
 from fedfr_jax.ranges import NonNegative, Share
 from fedfr_jax.schema import naming
@@ -72,10 +71,40 @@ class TeacherConfig(NamedTuple):
     # Its network, unless the file or folder says it
     model: Annotated[Part | None, NetworkReader()] = None
 
+    def open(self, student: Model) -> Teacher:
+        """Load the teacher, for images of the student's shape.
+
+        Raises:
+          ValueError: for a teacher that does not fit its file or the student.
+        """
+        shape, network = student.input_shape, self.model
+        if isinstance(self.weights, DummyTeacher):
+            model = network(shape) if network else student
+            variables = jax.eval_shape(model.init, jax.random.key(0))
+            zeros = lambda x: np.broadcast_to(x.dtype.type(0), x.shape)  # no memory
+            return Teacher(model, jax.tree.map(zeros, variables))
+        weights = load_weights(self.weights)
+        with naming(self.weights):
+            section = network.section if network else None
+            if section is None:
+                section, image_shape = detect_model(weights)
+                if tuple(image_shape) != tuple(shape):
+                    raise ValueError(
+                        f"teacher's images must be the student's {tuple(shape)}, got "
+                        f"{image_shape}."
+                    )
+            model = choose("config.distill.teacher.model", MODELS, section, shape)
+            if model.embedding_dim != student.embedding_dim:
+                raise ValueError(
+                    "teacher's embedding_dim must be the student's "
+                    f"{student.embedding_dim}, got {model.embedding_dim}."
+                )
+            return Teacher(model, convert_variables(weights, section, shape))
+
 
 @section
 class Distill(NamedTuple):
-    """Keys of `distill`, of a method or of `pretrain`; `open` loads the teacher."""
+    """Keys of `distill`, of a method or of `pretrain`."""
 
     weight: NonNegative = 9.0  # lambda, of the distance to the teacher's embeddings
     # It runs beside the student in every step and is a constant of the compiled step:
@@ -90,7 +119,7 @@ class Distill(NamedTuple):
     unlabeled_fraction: Share = 0.0
     # Source of a `concat` whose images have no labels, in central training: its public
     # people (whoever each folder is called after) are no classes. Keep it from clients
-    # and judging by client_ids_from, unseen_ids_from.
+    # and evaluation by client_ids_from, unseen_ids_from.
     unlabeled_source: str | None = None
 
     def check(self) -> None:
@@ -98,96 +127,49 @@ class Distill(NamedTuple):
         if self.teacher is None and self.cache is None:
             raise ValueError("teacher or cache must be set, got neither.")
 
-    def open(self, student: Model, where: str) -> "Distill":
-        """Load the teacher, as a `Teacher`.
+    def open(self, student: Model, where: str) -> "Distillation":
+        """Load the teacher, if there is one.
 
         Args:
           where: the training is in the config.
-
-        Raises:
-          ValueError: for a teacher that does not fit its file or the student.
         """
         with naming(f"{where}.distill"):
-            teacher = self.teacher and open_teacher(self.teacher, student)
-        return self._replace(teacher=teacher)
+            return Distillation(self, self.teacher and self.teacher.open(student))
 
 
-def open_teacher(config: TeacherConfig, student: Model) -> Teacher:
-    """Load a teacher, for images of the student's shape."""
-    source, shape, network = config.weights, student.input_shape, config.model
-    if isinstance(source, DummyTeacher):
-        model = network(shape)
-        return Teacher(_like(student, model), _dummy_teacher(model))
-    weights = load_weights(source)
-    with naming(source):
-        section = network.section if network else network_for(weights, shape)
-        model = choose("config.distill.teacher.model", MODELS, section, shape)
-        model = _like(student, model)
-        return Teacher(model, convert_variables(weights, section, shape))
+class Distillation(NamedTuple):
+    """A `Distill` whose teacher is loaded."""
+
+    settings: Distill
+    teacher: Teacher | None  # None: its embeddings are in the cache
 
 
-def _like(student: Model, model: Model) -> Model:
-    """Return the teacher; raise ValueError unless its embedding_dim is the
-    student's.
-    """
-    if model.embedding_dim != student.embedding_dim:
-        raise ValueError(
-            "teacher's embedding_dim must be the student's "
-            f"{student.embedding_dim}, got {model.embedding_dim}."
-        )
-    return model
-
-
-def _dummy_teacher(model: Model) -> PyTree:
-    """Variables that are all 0 and take no memory."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda x: np.broadcast_to(x.dtype.type(0), x.shape), shapes)
-
-
-def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
-    """Config section of the model of weights, for images of a given shape.
-
-    Raises:
-      ValueError: when they do not tell it, or it is for other images.
-    """
-    try:
-        section, shape = detect_model(weights)
-    except ValueError as error:
-        raise ValueError(
-            f"teacher needs the key model for these weights: {error}"
-        ) from error
-    if tuple(shape) != tuple(input_shape):
-        raise ValueError(
-            f"teacher's images must be the student's {tuple(input_shape)}, got {shape}."
-        )
-    return section
-
-
-def with_distillation(loss_of: Callable, model: Model, distill: Distill) -> Callable:
+def with_distillation(
+    loss_of: Callable, model: Model, distillation: Distillation
+) -> Callable:
     """Add the distance to the teacher to a loss; the student runs once.
 
     Args:
       loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
       model: the student.
     """
-    teacher_features = (
-        with_live_teacher(distill) if distill.cache is None else with_cached_targets
-    )
+    settings, teacher = distillation
+    teacher_features = with_cached_targets
+    if settings.cache is None and teacher is not None:
+        teacher_features = with_live_teacher(teacher, settings.teacher_input)
 
     def loss(variables, batch, key, **round_args):
         backbone = {**variables, "params": variables["params"]["backbone"]}
         features, stats = model.apply(backbone, batch.images, True, key=key)
         known_model = model._replace(apply=lambda *_, **__: (features, stats))
-        labeled = labeled_only(batch, distill.unlabeled_fraction)
+        labeled = labeled_only(batch, settings.unlabeled_fraction)
         total, (stats, metrics) = as_aux_loss(loss_of(known_model))(
             variables, labeled, key, **round_args
         )
         distance = angular_distillation(features, teacher_features(batch))
         value = masked_mean(distance, batch.is_valid)
-        return total + distill.weight * value, (
-            stats,
-            {**metrics, "distillation_loss": value},
-        )
+        metrics = {**metrics, "distillation_loss": value}
+        return total + settings.weight * value, (stats, metrics)
 
     return loss
 
@@ -225,19 +207,22 @@ def shuffle_rows(rows: jax.Array) -> jax.Array:
     return bits ^ (bits >> 16)
 
 
-def with_live_teacher(distill: Distill) -> Callable:
+def with_live_teacher(
+    teacher: Teacher, teacher_input: Literal["same", "clean"]
+) -> Callable:
     """Build batch -> the teacher's embeddings [B, D], computed in the step."""
 
     def teach(batch: Batch) -> jax.Array:
-        if distill.teacher_input == "clean" and "clean" not in batch.inputs:
+        if teacher_input == "same":
+            images = batch.images
+        elif "clean" in batch.inputs:
+            images = batch.inputs["clean"]
+        else:
             raise ValueError(
                 "distill.teacher_input must be 'same' unless face_mask has "
                 "keep_clean=True, got 'clean'."
             )
-        images = (
-            batch.inputs["clean"] if distill.teacher_input == "clean" else batch.images
-        )
-        return distill.teacher.model.apply(distill.teacher.variables, images, False)[0]
+        return teacher.model.apply(teacher.variables, images, False)[0]
 
     return teach
 
@@ -254,11 +239,8 @@ def with_cached_targets(batch: Batch) -> jax.Array:
 
 LOOKED_AT = 1024  # images whose pixels are in a digest
 CHUNK = 1 << 14  # images between writes
-NUM_CHECKED = (
-    "probability",
-    "surface_fraction",
-    "keep_clean",
-)  # say nothing of a view's pixels
+# Settings of a mask that say nothing of a view's pixels
+NUM_CHECKED = ("probability", "surface_fraction", "keep_clean")
 BELONGS_TO = {
     "images": "this source's images",
     "views": "this method's views",
@@ -272,9 +254,9 @@ def digest_of(source: Source) -> str:
     rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
     digest = hashlib.sha256(repr((count, tuple(source.input_shape))).encode())
     for start in range(0, len(rows), 64):
-        digest.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
+        digest.update(np.asarray(source.read(rows[start : start + 64])).tobytes())
     if source.landmarks is not None:
-        digest.update(np.ascontiguousarray(source.landmarks[rows], np.float32))
+        digest.update(np.asarray(source.landmarks[rows], np.float32).tobytes())
     return digest.hexdigest()
 
 
@@ -284,157 +266,145 @@ def digest_of_teacher(teacher: Teacher) -> str:
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
         leaf = np.asarray(leaf)
         digest.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf))
+        digest.update(leaf.tobytes())
     return digest.hexdigest()
 
 
-def cached_views(settings, teacher_input: str) -> tuple[Batching, str]:
+class Views(NamedTuple):
+    """Views of images whose embeddings a cache has."""
+
+    batching: Batching
+    listed: str  # as JSON, the settings that an image's views depend on
+
+    @property
+    def number(self) -> int:
+        """Number of views, V."""
+        return max(self.batching.num_views, 1)
+
+
+def cached_views(settings: Training | Federation, teacher_input: str) -> Views:
     """Views to cache: all of a method's, or those without masks.
-
-    Args:
-      settings: with batch_size, flip and augment.
-
-    Returns:
-      Them as a feed, and as JSON the settings that an image's views depend on.
 
     Raises:
       ValueError: when the views are not counted, or a mirror follows the masks.
     """
-    augments = json.loads(json.dumps(settings.augment))
-    names = [entry if isinstance(entry, str) else entry["name"] for entry in augments]
-    augment = build_data_augment(
-        settings.flip_probability, json.dumps(settings.augment)
-    )
-    if not Batching(1, augment).num_views:
+    augments = [
+        {"name": x} if isinstance(x, str) else x
+        for x in json.loads(json.dumps(settings.augment))
+    ]
+    names = [entry["name"] for entry in augments]
+
+    def build(augments):
+        return build_data_augment(settings.flip_probability, json.dumps(augments))
+
+    if not Batching(1, build(augments)).num_views:
         raise ValueError(
             "distill.cache needs an augment with a countable number of views, such as "
             f"face_mask with fixed=True, got {names}."
         )
-    if teacher_input == "same":
-        return _views(settings, augments)
-    if "face_mask" in names and "horizontal_flip" in names[names.index("face_mask") :]:
-        raise ValueError(
-            f"augment must have horizontal_flip before face_mask, got {names}."
-        )
-    without_masks = [
-        x for x, n in zip(augments, names, strict=True) if n != "face_mask"
-    ]
-    return _views(settings, without_masks)
-
-
-def _views(settings, augments):
-    feed = Batching(
-        settings.batch_size,
-        build_data_augment(settings.flip_probability, json.dumps(augments)),
-    )
-    entries = [{"name": x} if isinstance(x, str) else x for x in augments]
-    view_settings = [
-        {k: v for k, v in x.items() if k not in NUM_CHECKED} for x in entries
-    ]
-    return feed, json.dumps(view_settings, sort_keys=True)
+    if teacher_input == "clean":
+        after_mask = names[names.index("face_mask") :] if "face_mask" in names else ()
+        if "horizontal_flip" in after_mask:
+            raise ValueError(
+                f"augment must have horizontal_flip before face_mask, got {names}."
+            )
+        augments = [x for x in augments if x["name"] != "face_mask"]
+    listed = [{k: v for k, v in x.items() if k not in NUM_CHECKED} for x in augments]
+    batching = Batching(settings.batch_size, build(augments))
+    return Views(batching, json.dumps(listed, sort_keys=True))
 
 
 def write_cache(
-    path, source: Source, teacher: Teacher, views: tuple[Batching, str], mesh: Mesh
+    path: str | os.PathLike, source: Source, teacher: Teacher, views: Views, mesh: Mesh
 ) -> None:
     """Embed all images of a source in the views, and write the cache atomically."""
-    path, model = pathlib.Path(path), teacher.model
-    _check_sidecar(path)
-    feed, listed = views
+    model, count = teacher.model, len(source.labels)
     embed = lambda variables, images: model.apply(variables, images, False)[0]
-    run = build_embed(embed, feed, mesh)
+    run = build_embed(embed, views.batching, mesh)
     table = stream(build_inputs(source, True), source.labels)
-    count = len(source.labels)
-    shape = (count, max(feed.num_views, 1), model.embedding_dim)
+    shape = [count, views.number, model.embedding_dim]
+    array = {"dtype": "F16", "shape": shape}
+    array["data_offsets"] = [0, 2 * int(np.prod(shape))]
+    about = {
+        "images": digest_of(source),
+        "views": views.listed,
+        "teacher": digest_of_teacher(teacher),
+    }
+    header = json.dumps({"__metadata__": about, "embeddings": array}).encode()
     with replace_file(path) as file:
-        header = {"descr": "<f2", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(len(header).to_bytes(8, "little") + header)
         for start in range(0, count, CHUNK):
             rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
             features = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
             norms = np.maximum(np.linalg.norm(features, axis=2), 1e-12)
             file.write((features / norms[..., None]).astype("<f2").tobytes())
-        about = {"views": listed, "teacher": digest_of_teacher(teacher)}
-        write_text(sidecar(path), json.dumps({"images": digest_of(source), **about}))
-
-
-def _check_sidecar(path: pathlib.Path) -> None:
-    """Raise ValueError if the sidecar file exists but is not a cache's."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        if read_json(sidecar(path)).keys() == BELONGS_TO.keys():
-            return
-    if sidecar(path).exists():
-        raise ValueError(
-            f"distill.cache must be a new file, but {sidecar(path)} exists and is no "
-            "cache's. Name another file."
-        )
-
-
-def sidecar(path: pathlib.Path) -> pathlib.Path:
-    """Path of the file that records what a cache belongs to."""
-    return path.with_name(f"{path.name}.json")
 
 
 def read_cache(
-    path,
+    path: str | os.PathLike,
     source: Source,
     model: Model,
-    views: tuple[Batching, str],
+    views: Views,
     teacher: Teacher | None = None,
 ) -> np.ndarray:
     """Memory-map the normalized embeddings [T, V, D] float16 of a cache.
 
     Args:
       model: the student.
-      teacher: whose embeddings they must be; None asks for nobody's.
+      teacher: whose embeddings they must be; None takes any teacher's.
 
     Raises:
       ValueError: for a cache of other images, of another embedding size, whose views
         are not those of the method, or of another teacher.
     """
-    feed, listed = views
-    path = pathlib.Path(path)
     try:
-        embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
-        about = read_json(sidecar(path))
-    except (OSError, ValueError) as error:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 2**20)))
+        about, array = header["__metadata__"], header["embeddings"]
+        kind, shape = array["dtype"], tuple(array["shape"])
+        embeddings = np.memmap(path, "<f2", "r", 8 + size, shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"distill.cache must be a file of embeddings with its {sidecar(path).name},"
-            f" got {type(error).__name__}: {error}."
+            "distill.cache must be a .safetensors file of embeddings, got "
+            f"{type(error).__name__}: {error}."
         ) from error
-    shape = len(source.labels), max(feed.num_views, 1), model.embedding_dim
-    if embeddings.shape != shape or embeddings.dtype != np.float16:
+    wanted = len(source.labels), views.number, model.embedding_dim
+    if (kind, shape) != ("F16", wanted):
         raise ValueError(
-            f"{path} must hold float16 (images, views, embedding) {shape}, got "
-            f"{embeddings.dtype} {embeddings.shape}."
+            f"{path} must hold F16 (images, views, embedding) {wanted}, got {kind} "
+            f"{shape}."
         )
-    expected = {"images": digest_of(source), "views": listed}
+    expected = {"images": digest_of(source), "views": views.listed}
     if teacher is not None:
         expected["teacher"] = digest_of_teacher(teacher)
     for field, value in expected.items():
-        if about.get(field, "nothing known") != value:
+        if (known := about.get(field)) != value:
             raise ValueError(
-                f"{path} must belong to {BELONGS_TO[field]}, {value}, got "
-                f"{about.get(field, 'nothing known')}. Delete it to make it again."
+                f"{path} must belong to {BELONGS_TO[field]}, {value}, got {known}. "
+                "Delete it to make it again."
             )
     return embeddings
 
 
 def cache_embeddings(
-    task: FaceData, distillations: Mapping, source: Source, model: Model, mesh: Mesh
+    task: FaceData,
+    distillations: Mapping[str, tuple[Distill | None, Training | Federation]],
+    source: Source,
+    model: Model,
+    mesh: Mesh,
 ) -> FaceData:
     """Add cached embeddings to a task's table; compute them if missing.
 
     Args:
-      distillations: {section: (its `Distill` or None, settings of its training)} of
-        pretraining and of all methods.
+      distillations: {section: (its `Distill`, settings of its training)} of pretraining
+        and of all methods.
       model: the student.
 
     Raises:
       ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
     """
-    embeddings, file = None, None
-    p, table = task.partition, task.table
+    p, table, embeddings, file = task.partition, task.table, None, None
     rows = np.concatenate([p.train, p.public_examples])
     for where, (distill, settings) in distillations.items():
         if distill is None or distill.cache is None:
@@ -444,16 +414,22 @@ def cache_embeddings(
                 f"config.{where}.distill.cache must be the same file in all methods, "
                 f"{file}, got {distill.cache}."
             )
-        with naming(f"config.{where}"):
-            embeddings = _cached_embeddings(
-                distill.open(model, f"config.{where}"),
-                cached_views(settings, distill.teacher_input),
-                source,
-                rows,
-                model,
-                mesh,
-            )
         file = distill.cache
+        with naming(f"config.{where}"):
+            teacher = distill.open(model, f"config.{where}").teacher
+            views = cached_views(settings, distill.teacher_input)
+            if isinstance(file, DummyTeacher):
+                shape = len(rows), views.number, model.embedding_dim
+                embeddings = np.broadcast_to(np.float16(0), shape)
+                continue
+            if not pathlib.Path(file).is_file():
+                if teacher is None:
+                    raise ValueError(
+                        "distill.cache must exist unless there is a teacher, got "
+                        f"{file}, which does not."
+                    )
+                write_cache(file, source, teacher, views, mesh)
+            embeddings = read_cache(file, source, model, views, teacher)[rows]
     if embeddings is None:
         return task
     targets = {**table.targets, KNOWN: embeddings}
@@ -462,25 +438,3 @@ def cache_embeddings(
     else:
         table = table._replace(targets=targets)
     return task._replace(table=table)
-
-
-def _cached_embeddings(
-    distill: Distill,
-    views: tuple[Batching, str],
-    source: Source,
-    rows,
-    model: Model,
-    mesh: Mesh,
-) -> np.ndarray:
-    """Embeddings of `rows` from a cache, which is made if it is missing."""
-    if isinstance(distill.cache, DummyTeacher):
-        shape = len(rows), max(views[0].num_views, 1), model.embedding_dim
-        return np.broadcast_to(np.float16(0), shape)
-    if not pathlib.Path(distill.cache).is_file():
-        if distill.teacher is None:
-            raise ValueError(
-                "distill.cache must exist unless there is a teacher, got "
-                f"{distill.cache}, which does not."
-            )
-        write_cache(distill.cache, source, distill.teacher, views, mesh)
-    return read_cache(distill.cache, source, model, views, distill.teacher)[rows]

@@ -5,9 +5,8 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 """
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -33,16 +32,15 @@ from fedfr_jax.evaluation.verification import (
     ten_fold,
 )
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.parts import Part, parse
-from fedfr_jax.ranges import BatchSize, Seed
-from fedfr_jax.schema import checked
+from fedfr_jax.parts import Part, section
+from fedfr_jax.ranges import BatchSize
+from fedfr_jax.tasks.evaluators import client_model
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import (
     FilesReader,
     Rates,
     as_tuple,
     identification_set,
-    open_evaluation_files,
     pair_list,
     template_set,
 )
@@ -125,15 +123,29 @@ def min_negatives(
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 NUM_WRONG_PAIRS, NUM_MAPPED = 24, 15  # pairs and identities that a report shows
-# Key of config.evaluation -> how its metrics begin, and the files that it opens.
-FILES = {
-    "pairs": ("pairs_", pair_list),
-    "identification": ("identification_", identification_set),
-    "templates": ("ijb_", template_set),
-}
 
 
-Files = Part | str | os.PathLike | Mapping | None
+@section
+class EvaluationConfig(NamedTuple):
+    """Keys of config.evaluation."""
+
+    batch_size: BatchSize = 64  # images at once on a device
+    fars: Rates = (1e-3, 1e-2)  # false accept rates of 1:1, generic and personalized
+    # False positive identification rates of 1:N, generic and personalized
+    fpirs: Rates = (1e-2, 1e-1)
+    # Each of these three is a path, or settings with a path, see
+    # tasks/faces/evaluation_sets.py; its metrics join the generic ones, as "pairs_...",
+    # "identification_..." and "ijb_...".
+    pairs: Annotated[Part | None, FilesReader(pair_list)] = None
+    identification: Annotated[Part | None, FilesReader(identification_set)] = None
+    templates: Annotated[Part | None, FilesReader(template_set)] = None
+    # Rates of "mfr_..." on the unseen identities with masks, see `masked_scores`
+    masked_fars: Rates | None = None
+    # Of personalized 1:1: exact order statistics, or the released evaluation's bins
+    client_thresholds: Literal["exact", "binned"] = "exact"
+    # Of personalized 1:1, pairs of an image of the client with any other identity, as
+    # the released code, or with one of another client
+    negatives: Literal["all", "other_clients"] = ALL
 
 
 class FaceEvaluator:
@@ -142,70 +154,50 @@ class FaceEvaluator:
     Args:
       task: the images.
       mesh: images are spread over its client devices.
-      batch_size: images per device and call.
-      fars: false accept rates of 1:1, generic and personalized.
-      fpirs: false positive identification rates of 1:N, generic and personalized.
-      pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
-        the generic ones; None leaves it out.
-      templates: settings of `template_set`, or its path alone, likewise "ijb_...".
-      identification: settings of `identification_set`, or its path alone, likewise
-        "identification_...".
-      masked_fars: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
-        `masked_scores`; None leaves it out.
-      client_thresholds: of personalized 1:1, a key of CLIENT_VERIFICATIONS: exact
-        order statistics, or the released evaluation's bins.
-      negatives: of personalized 1:1, "all": pairs of an image of the client with any
-        other identity, as the released code; "other_clients": of other clients only.
       seed: of the generic pairs.
 
     Raises:
       ValueError: for files and settings that do not fit, before anything is compiled.
     """
 
-    @checked
     def __init__(
-        self,
-        task: FaceData,
-        mesh: Mesh,
-        *,
-        batch_size: BatchSize = 64,
-        fars: Rates = (1e-3, 1e-2),
-        fpirs: Rates = (1e-2, 1e-1),
-        pairs: Annotated[Files, FilesReader(pair_list)] = None,
-        templates: Annotated[Files, FilesReader(template_set)] = None,
-        identification: Annotated[Files, FilesReader(identification_set)] = None,
-        masked_fars: Rates | None = None,
-        client_thresholds: Literal["exact", "binned"] = "exact",
-        negatives: str = ALL,
-        seed: Seed = 0,
+        self, task: FaceData, mesh: Mesh, config: EvaluationConfig, seed: int = 0
     ):
-        verify = CLIENT_VERIFICATIONS[client_thresholds]
-        self._verify = functools.partial(verify, negatives=negatives)
-        self._negatives = negatives
-        self._task, self._mesh = task, mesh
-        self._batch_size, self._compiled = batch_size, {}
-        self._plain = normalization(task.alignment)
-        self._mirrored = compose(horizontal_flip(), self._plain)
-        self._covered = compose(face_mask(fixed_per_image=True), self._plain)
-        self._fars, self._fpirs = as_tuple(fars), as_tuple(fpirs)
-        self._masked_fars = None if masked_fars is None else as_tuple(masked_fars)
+        self._task, self._config = task, config
+        verify = CLIENT_VERIFICATIONS[config.client_thresholds]
+        self._verify = functools.partial(verify, negatives=config.negatives)
+        self._fars, self._fpirs = as_tuple(config.fars), as_tuple(config.fpirs)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
-        self._files = _open_files(
-            task,
-            mesh,
-            pairs=pairs,
-            identification=identification,
-            templates=templates,
-        )
-        self._tables = (
-            place_examples(task.table, mesh),
-            place_examples(task.evaluation_set, mesh),
-        )
+        plain = normalization(task.alignment)
+        self._augments = {
+            "plain": plain,
+            "mirrored": compose(horizontal_flip(), plain),
+            "covered": compose(face_mask(fixed_per_image=True), plain),
+        }
+        tables = task.table, task.evaluation_set
+        shape = task.evaluation_set.input_shape
+        self._files = {
+            prefix: (files := part(shape), files.open(tables, mesh))
+            for prefix, part in {
+                "pairs": config.pairs,
+                "identification": config.identification,
+                "ijb": config.templates,
+            }.items()
+            if part is not None
+        }
+        self._train, self._test = (place_examples(table, mesh) for table in tables)
+
+        @functools.cache
+        def embedder(embed: Callable, view: str):
+            batching = Batching(config.batch_size, self._augments[view])
+            return build_embed(embed, batching, mesh)
+
+        self._embedder = embedder
 
     @property
     def passed_over(self) -> str:
         """Files that the evaluation sets ignored, a line each."""
-        ignored = (files.passed_over for files, _ in self._files.values())
+        ignored = (files.source.passed_over for files, _ in self._files.values())
         return "\n".join(filter(None, ignored))
 
     @property
@@ -215,14 +207,9 @@ class FaceEvaluator:
         def generic(networks: TrainedModels) -> Evaluation:
             return self.generic(networks.apply, networks.variables)
 
-        def personalized(networks: TrainedModels) -> Evaluation:
-            of_client = networks.client_variables
-            embed = networks.client_apply if of_client else networks.apply
-            return self.personalized(embed, of_client, networks.variables)
-
         return {
             "generic": Evaluator(generic),
-            "personalized": Evaluator(personalized, during_training=False),
+            "personalized": Evaluator(self.personalized, during_training=False),
         }
 
     def generic(self, embed: Callable, variables: PyTree) -> Evaluation:
@@ -235,18 +222,18 @@ class FaceEvaluator:
         num_test = len(self._task.test_identities)
         labels = self._task.partition.unseen_labels
         rows = num_test + np.arange(len(labels))
-        features = self._embed(embed, variables, 1, rows)
+        features = self._embed(embed, variables, self._test, rows)
         metrics = generic_verification(features, labels, fars=self._fars)
         metrics |= generic_identification(features, labels, fpirs=self._fpirs)
         indices, is_same = self._pairs
         folds = ten_fold(features[indices.reshape(-1)], is_same)
         metrics["accuracy"] = folds["accuracy"]
         for prefix, (files, table) in self._files.items():
-            rows = np.arange(files.num_images)
-            augment = self._mirrored if files.is_mirrored else self._plain
-            values = files.metrics(self._views(embed, variables, table, rows, augment))
-            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
-        if self._masked_fars is not None:
+            rows = np.arange(len(files.source.labels))
+            view = "mirrored" if files.is_mirrored else "plain"
+            values = files.metrics(self._views(embed, variables, table, rows, view))
+            metrics |= {f"{prefix}_{name}": value for name, value in values.items()}
+        if self._config.masked_fars is not None:
             metrics |= self._of_masked(embed, variables)
         return Evaluation(
             metrics,
@@ -280,52 +267,45 @@ class FaceEvaluator:
         """Scores of the unseen identities, with a mask on every second image."""
         labels = self._task.partition.unseen_labels
         rows = len(self._task.test_identities) + np.arange(len(labels))
-        views = self._views(embed, variables, self._tables[1], rows, self._covered)
+        views = self._views(embed, variables, self._test, rows, "covered")
         kind = 1 + np.arange(len(labels)) % 2
         masked = views[np.arange(len(labels)), kind]
-        scores = masked_scores(views[:, 0], masked, labels, fprs=self._masked_fars)
+        rates = as_tuple(self._config.masked_fars)
+        scores = masked_scores(views[:, 0], masked, labels, fprs=rates)
         return {f"mfr_{name}": value for name, value in scores.items()}
 
-    def personalized(
-        self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
-    ) -> Evaluation:
-        """Evaluate every client's model, or one model for all clients.
-
-        Args:
-          variables_of: client -> variables; None judges `variables` for everybody.
-        """
+    def personalized(self, networks: TrainedModels) -> Evaluation:
+        """Evaluate every client's model on the test images of all clients."""
         task = self._task
         test = np.arange(len(task.test_identities))
         train = np.arange(len(task.train_identities))
         shared = None
-        if variables_of is None:
-            shared = (
-                self._embed(embed, variables, 1, test),
-                self._embed(embed, variables, 0, train),
-            )
+        if networks.client_variables is None:
+            model = networks.apply, networks.variables
+            features = self._embed(*model, self._test, test)
+            shared = features, self._embed(*model, self._train, train)
         results = []
         for client, own in enumerate(task.partition.identities):
             low, high = task.population.offsets[client : client + 2]
             if shared is None:
-                network = variables_of(client)
-                queries = self._embed(embed, network, 1, test)
-                gallery = self._embed(embed, network, 0, train[low:high])
+                model = client_model(networks, client)
+                queries = self._embed(*model, self._test, test)
+                gallery = self._embed(*model, self._train, train[low:high])
             else:
                 queries, gallery = shared[0], shared[1][low:high]
-            results.append(self._judge_client(own, queries, gallery, low, high))
+            results.append(self._evaluate_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        own = task.partition.identities
-        fewest = min_negatives(task.test_identities, own, self._negatives)
+        identities = task.partition.identities
+        fewest = min_negatives(task.test_identities, identities, self._config.negatives)
 
-        def named(found):
+        def named(found: Mapping[str, Any]) -> dict[str, Any]:
             found = flag_unsupported(found, "tar@far", self._fars, fewest)
-            return flag_unsupported(
-                found, "tpir@fpir", self._fpirs, len(test)
-            )  # as `pair_tpir`
+            # As `pair_tpir`
+            return flag_unsupported(found, "tpir@fpir", self._fpirs, len(test))
 
         return Evaluation(named(over.mean), named(over.per_client))
 
-    def _judge_client(self, identities, queries, gallery, low, high):
+    def _evaluate_client(self, identities, queries, gallery, low, high):
         labels = self._task.test_identities
         is_own = np.isin(labels, identities)
         verified = self._verify(queries, labels, is_own, fars=self._fars)
@@ -340,29 +320,9 @@ class FaceEvaluator:
         return {**verified, **identified}
 
     def _embed(self, embed, variables, table, rows):
-        table = self._tables[table]
-        return self._views(embed, variables, table, rows, self._plain)[:, 0]
+        return self._views(embed, variables, table, rows, "plain")[:, 0]
 
-    def _views(self, embed, variables, table, rows, augment):
+    def _views(self, embed, variables, table, rows, view: str):
         """Features [n, F, D] of table rows in the F views of an augment."""
-        if (embed, augment) not in self._compiled:
-            feed = Batching(self._batch_size, augment)
-            self._compiled[embed, augment] = build_embed(embed, feed, self._mesh)
-        run = self._compiled[embed, augment]
-        values = run(variables, table, rows.astype(np.int32))
-        return meshes.fetch(values)[: len(rows)]
-
-
-def _open_files(task: FaceData, mesh: Mesh, **sets: Files):
-    """Open the evaluation sets of the given keys: {prefix: (files, their images)}."""
-    shape, tables = task.evaluation_set.input_shape, (task.table, task.evaluation_set)
-    opened = {}
-    for key, part in sets.items():
-        prefix, factory = FILES[key]
-        if part is None:
-            continue
-        if not isinstance(part, Part):
-            part = parse(FilesReader(factory), part, f"config.evaluation.{key}")
-        files = part(shape)
-        opened[prefix] = files, open_evaluation_files(files, shape, tables, mesh)
-    return opened
+        run = self._embedder(embed, view)
+        return meshes.fetch(run(variables, table, rows.astype(np.int32)))[: len(rows)]

@@ -71,6 +71,7 @@ class CachedFeatures(NamedTuple):
 
     def global_features(self, batch: Batch) -> jax.Array:
         """Features [B, D] of the round's global model."""
+        assert self.by_row is not None  # a loss asks for them with such features only
         return self.by_row(batch.row, batch.view_index)
 
     def previous_features(self, batch: Batch) -> jax.Array:
@@ -224,7 +225,7 @@ def prepare_features(
         if threshold is None and not is_counted:
             return nothing
         rows, starts, counts = cohort_rows(population, cohort.ids)
-        # Without a threshold nobody is handed a public example.
+        # Without a threshold no client gets a public example.
         public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
         spans = row_spans(
             np.append(offsets[cohort.ids], offsets[-1]), np.append(starts, len(rows))

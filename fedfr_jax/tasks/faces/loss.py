@@ -164,7 +164,7 @@ def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
 
 
 def build_branch_loss(
-    branch: str | None, values_of: Callable | None, converter: str, detach: bool
+    branch: str | None, values_of: Callable, converter: str, detach: bool
 ) -> Callable:
     """Build (params, features [B, D], phi, batch, labels, key) -> the branch's loss [].
 
@@ -323,7 +323,7 @@ def face_loss(
     rule = build_rule(loss)
     _check_fit(rule, first["name"], branch["name"], branch_reweighting, num_clients)
     branch_values = compute_branch_values(branch, first)
-    branch_loss = build_branch_loss(
+    branch_loss = branch_values and build_branch_loss(
         branch["name"], branch_values, converter, detach_branch
     )
     repeats = num_clients - 1 if branch_reweighting else 0
@@ -332,7 +332,7 @@ def face_loss(
         rule, first["margin"], interclass_filtering_threshold, repeats, is_cut
     )
 
-    def loss_fn(variables, batch, key, *, reference=None):
+    def loss_fn(variables, batch, key, *, reference: Any = None):
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
@@ -363,7 +363,7 @@ def face_loss(
             )
             metrics["contrastive_loss"] = masked_mean(per_example, batch.is_valid)
             total += contrastive_weight * metrics["contrastive_loss"]
-        if branch_values:
+        if branch_loss:
             metrics["branch_loss"] = branch_loss(
                 params["branch"], features, phi, batch, labels, sampling_key(key, 2)
             )

@@ -47,7 +47,7 @@ from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.parts import INLINE, Factory, Part, section
 from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Positive, Share, Whole
 from fedfr_jax.schema import checked, keywords, naming
-from fedfr_jax.tasks.faces.distillation import Distill, with_distillation
+from fedfr_jax.tasks.faces.distillation import Distill, Distillation, with_distillation
 from fedfr_jax.tasks.faces.frozen_features import (
     class_mean_start,
     frozen_features,
@@ -209,10 +209,7 @@ def _without_teacher(loss: Callable) -> Callable:
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
 BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
-DEFAULTS = {
-    "learning_rate": 1e-3,
-    "decay_epochs": (8, 6, 4, 3),
-}
+DEFAULTS = {"learning_rate": 1e-3, "decay_epochs": (8, 6, 4, 3)}
 
 
 @section
@@ -317,31 +314,25 @@ METHODS = MethodReader(
 
 
 class Counts(NamedTuple):
-    """Numbers of a population of faces."""
+    """Numbers of a population of faces, and how it trains."""
 
     num_classes: int  # M, the most identities of any client
+    federation: Federation
     num_clients: int = 0
     num_public: int = 1  # public classes
+    seed: int = 0  # draws attackers
 
 
 def face_method(
-    method: Method,
-    model: Model,
-    counts: Counts,
-    where: str,
-    *,
-    federation: Federation,
-    seed: int = 0,
+    method: Method, model: Model, counts: Counts, where: str
 ) -> FederatedTrainer:
     """Build the trainer of a federated face method.
 
     Args:
       where: the method is in the config.
-      seed: draws attackers.
     """
-    terms = terms_of(method)
+    terms, rule = terms_of(method), build_rule(method.loss)
     teacher = method.distill and method.distill.open(model, where)
-    rule = build_rule(method.loss)
     has_terms = method.algorithm.task_keys is not None
     is_packed = has_terms and not looks_at_leaves(method)
     model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
@@ -352,7 +343,6 @@ def face_method(
     if has_terms:
         offers |= _offers(terms, rule, model, is_packed)
     facts = build_facts(terms, rule, model, counts, offers)
-    facts = facts._replace(federation=federation, seed=seed)
     with naming(where):
         trainer = build_federated(method, facts, where)
         algorithm, last = trainer.algorithm, None
@@ -366,12 +356,12 @@ def face_method(
             algorithm = fedface(algorithm, spread_apart, **clients)
     if is_packed:
         algorithm = pack_variables(algorithm, at=BACKBONE)
-        last = last and last._replace(
-            algorithm=pack_variables(last.algorithm, at=BACKBONE)
-        )
+        if last is not None:
+            packed = pack_variables(last.algorithm, at=BACKBONE)
+            last = last._replace(algorithm=packed)
     return trainer._replace(
         algorithm=algorithm,
-        global_model=lambda server: facts.network(algorithm.global_model(server)),
+        global_model=lambda server: backbone_of(unpack(algorithm.global_model(server))),
         final_adaptation=last,
     )
 
@@ -427,27 +417,28 @@ def build_facts(
         apply=client_features(model, converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
-        num_rows=0,
-        mesh=None,
-        federation=None,
+        federation=counts.federation,
         num_clients=counts.num_clients,
-        seed=0,
+        seed=counts.seed,
         offers=offers,
         prefix="backbone/",
         kept=OWN_CLASSES,
         draw=draw,
         draw_kept=lambda key: {"params": draw_own(key), "batch_stats": {}},
         start=start,
-        network=lambda variables: backbone_of(unpack(variables)),
     )
 
 
-def build_loss(method: Method, teacher: Distill | None, num_clients: int) -> Callable:
+def build_loss(
+    method: Method, teacher: Distillation | None, num_clients: int
+) -> Callable:
     """Build model -> loss of a client, with distillation if there is a teacher."""
     terms = terms_of(method)._asdict()
     own = {name: terms[name] for name in LOSS_TERMS}
     loss_of = partial(face_loss, loss=method.loss, num_clients=num_clients, **own)
-    return partial(with_distillation, loss_of, distill=teacher) if teacher else loss_of
+    if teacher:
+        loss_of = partial(with_distillation, loss_of, distillation=teacher)
+    return loss_of
 
 
 def _offers(
@@ -471,7 +462,7 @@ def _offers(
 
     return {
         "identities": True,
-        "reference_features": previous_features(embed)
+        "reference_features": partial(frozen_features, embed)
         if terms.contrastive_weight
         else None,
         "prepare": prepare,
@@ -484,18 +475,14 @@ def _offers(
 
 def build_spread(spreadout: float | SpreadConfig) -> Callable:
     """Build `spread` of `fedface` from the key `spreadout`."""
-    apart, threshold = partial(spread), spreadout
-    if isinstance(spreadout, SpreadConfig):
-        apart, threshold = spreadout
+    if not isinstance(spreadout, SpreadConfig):
+        spreadout = SpreadConfig(Part(spread), spreadout)
+    apart, threshold = spreadout
     return lambda heads, **mask: apart(heads, margin=threshold, **mask)[0]
 
 
 def final_adaptation(
-    adaptation: AdaptationConfig,
-    method: Method,
-    facts: Facts,
-    model: Model,
-    where: str,
+    adaptation: AdaptationConfig, method: Method, facts: Facts, model: Model, where: str
 ) -> FinalAdaptation:
     """Build the final adaptation, which keeps the server."""
     # A client's own work after the last round, which the server never sees.
@@ -504,11 +491,6 @@ def final_adaptation(
     algorithm = build_federated(method, facts, where, around).algorithm
     still = algorithm._replace(server_update=lambda server, result: server)
     return FinalAdaptation(still, adaptation.epochs)
-
-
-def previous_features(embed: Callable) -> Callable:
-    """Build `reference_features` of `fedfr`, of the global and the previous model."""
-    return partial(frozen_features, embed)
 
 
 def backbone_features(model: Model) -> Callable:

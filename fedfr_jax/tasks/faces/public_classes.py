@@ -10,7 +10,7 @@ ours. With a weight of 0 the gate learns from what its mixture does to the embed
 alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ from fedfr_jax.models.norm import StatsGroup, stats_over_group
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.distillation import (
-    Distill,
+    Distillation,
     count_distilled,
     with_distillation,
 )
@@ -57,15 +57,11 @@ from fedfr_jax.tasks.faces.loss import (
     with_numbers,
     with_start,
 )
+from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses, as_aux_loss
 
-GATE = "gate"  # among the blocks of a network that has one
+GATE = "gate"  # among the blocks of a network whose features are a gate's logits
 LABEL = "masked"  # key of the targets that `face_mask` leaves
-
-
-def has_gate(model: Model) -> bool:
-    """Whether a model's features are the logits of a gate."""
-    return GATE in model.blocks
 
 
 def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
@@ -83,7 +79,7 @@ def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
         if LABEL not in batch.targets:
             return loss_of(model)(variables, batch, key, **round_args)
         backbone = {**variables, "params": variables["params"]["backbone"]}
-        run = model.apply_with_features(backbone, batch.images, True, key=key)
+        run = features_of(model, "a gate")(backbone, batch.images, True, key=key)
         embedding, logits, stats = run
         known = model._replace(apply=lambda *_, **__: (embedding, stats))
         total, (stats, metrics) = as_aux_loss(loss_of(known))(
@@ -161,9 +157,9 @@ def build_class_softmax(
 
         def others(cosines):
             if interclass_filtering_threshold is not None:
-                nobody = jnp.full(len(cosines), -1, jnp.int32)
+                unlabeled = jnp.full(len(cosines), -1, jnp.int32)
                 threshold = {"threshold": interclass_filtering_threshold}
-                cosines = interclass_filter(cosines, nobody, **threshold)
+                cosines = interclass_filter(cosines, unlabeled, **threshold)
             if rule.others is not None:
                 cosines = rule.others(cosines, inputs, state)
             return rule.scale * cosines
@@ -180,7 +176,7 @@ def public_population(task: FaceData) -> FaceData:
     """Add the clients' training images to the task's public set.
 
     The clients' classes follow the public ones; training on it is the central upper
-    bound of federated training. What is judged stays.
+    bound of federated training. Evaluation sets stay.
     """
     p = task.partition
     client_identities = p.client_identities
@@ -198,7 +194,7 @@ def public_population(task: FaceData) -> FaceData:
     )
 
 
-def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
+def without_labels(task: FaceData, names: tuple[str, ...], part: str) -> FaceData:
     """Set the labels of a part's public images to -1 in the task.
 
     Args:
@@ -249,8 +245,8 @@ def first_variables(
 ) -> PyTree:
     """Initialize backbone and public class vectors N(0, 0.01^2), without local classes.
 
-    Also what the margin keeps and learns, see `with_margin_state`. A `given` backbone takes
-    the place of the fresh one.
+    Also what the margin keeps and learns, see `with_margin_state`. A `given` backbone
+    takes the place of the fresh one.
     """
     backbone_key, phi_key = jax.random.split(key)
     variables = (
@@ -271,7 +267,7 @@ def public_training(
     model: Model,
     embed: Callable,
     task: FaceData,
-    names: Sequence[str],
+    names: tuple[str, ...],
     settings: Training,
     mesh: Mesh,
     where: str,
@@ -312,7 +308,7 @@ def public_training(
         global_model=backbone_of,
         apply_global=embed,
         sharded_classes=table,
-        annotate_batch=count_distilled(distill),
+        annotate_batch=count_distilled(settings.distill),
         count_flops=model.count_flops,
         model_config=model.config,
     )
@@ -323,12 +319,12 @@ def build_public_loss(
     rule: Margin | None,
     settings: Training,
     mesh: Mesh,
-    distill: Distill | None = None,
+    distillation: Distillation | None = None,
 ) -> Callable:
     """Build the loss, with class vectors replicated or sharded over the devices.
 
     Args:
-      distill: of a teacher, see `open_distill`.
+      distillation: from a teacher.
 
     Raises:
       ValueError: for a margin loss that cannot be cut.
@@ -339,38 +335,28 @@ def build_public_loss(
         model = stats_over_group(model, StatsGroup(size, group_mean(size, count)))
     if rule and rule.state:
         model = with_margin_state(model)
-    if settings.class_parallel:
-        make = class_parallel_public_loss(rule, settings)
-    else:
+    threshold = settings.interclass_filtering_threshold
+    if not settings.class_parallel:
         make = partial(
-            face_loss,
-            loss=settings.loss,
-            interclass_filtering_threshold=settings.interclass_filtering_threshold,
+            face_loss, loss=settings.loss, interclass_filtering_threshold=threshold
         )
-    if distill:
-        make = partial(with_distillation, make, distill=distill)
-    if settings.gate_weight and has_gate(model):
-        make = partial(with_gate_loss, make, weight=settings.gate_weight)
-    return make(model)
-
-
-def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Callable:
-    """Build model -> class-parallel loss.
-
-    Raises:
-      ValueError: for a margin loss that cannot be cut.
-    """
-    if rule is None or rule.loss is not softmax:
+    elif rule is None or rule.loss is not softmax:
         raise ValueError(
             f"loss must be a softmax with class_parallel, got {settings.loss!r}."
         )
-    return partial(
-        class_parallel_loss,
-        rule=rule,
-        interclass_filtering_threshold=settings.interclass_filtering_threshold,
-        chunk=settings.class_chunk_size,
-        dtype=settings.class_dtype,
-    )
+    else:
+        make = partial(
+            class_parallel_loss,
+            rule=rule,
+            interclass_filtering_threshold=threshold,
+            chunk=settings.class_chunk_size,
+            dtype=settings.class_dtype,
+        )
+    if distillation:
+        make = partial(with_distillation, make, distillation=distillation)
+    if settings.gate_weight and GATE in model.blocks:
+        make = partial(with_gate_loss, make, weight=settings.gate_weight)
+    return make(model)
 
 
 def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:

@@ -11,9 +11,10 @@ from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.data.partition import PARTITIONS, format_report, report
 from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models.external_checkpoints import convert_variables
 from fedfr_jax.models.saved_model import load_weights
-from fedfr_jax.parts import Factory, Part, read_section
+from fedfr_jax.parts import Part, read_section
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import (
     PartitionReader,
@@ -24,8 +25,8 @@ from fedfr_jax.tasks.data import (
 )
 from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
-from fedfr_jax.tasks.faces.distillation import cache_embeddings
-from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
+from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
+from fedfr_jax.tasks.faces.evaluator import EvaluationConfig, FaceEvaluator
 from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.methods import (
     METHODS,
@@ -127,12 +128,6 @@ def describe(
         source=source,
         split=partition,
         population=Population(offsets, partition.num_classes),
-        rows=(
-            partition.train,
-            partition.public_examples,
-            partition.test,
-            partition.unseen_examples,
-        ),
         num_rows=len(partition.public_examples) + len(partition.train),
         batching=client_batching(config.federation),
         used=data_usage(source, partition),
@@ -165,9 +160,10 @@ def build_method(
         num_classes=int(partition.num_classes.max()),
         num_clients=len(partition.num_classes),
         num_public=len(partition.public_identities),
+        federation=config.federation,
+        seed=config.seed,
     )
-    given = {"federation": config.federation, "seed": config.seed}
-    return face_method(method, network.model, counts, where, **given)
+    return face_method(method, network.model, counts, where)
 
 
 def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> FaceData:
@@ -176,16 +172,15 @@ def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> Face
     central = central_trainings(config)
     augments = [config.federation.augment, *(x.augment for x in central.values())]
     name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
-    masked_fars = config.evaluation.settings.get("masked_fars")
     images = build_face_data(
         opened.source,
         opened.split,
         stream_bytes,
         with_landmarks=any(name_of(x) == "face_mask" for one in augments for x in one),
-        with_evaluation_landmarks=masked_fars is not None,
+        with_evaluation_landmarks=config.evaluation.masked_fars is not None,
         preprocessing=build_preprocessing(config.augments, opened.source),
     )
-    teachers = {
+    teachers: dict[str, tuple[Distill | None, Training | Federation]] = {
         where: (training.distill, training) for where, training in central.items()
     }
     for name, method in config.methods.items():
@@ -223,11 +218,12 @@ def build_stage(
     images: FaceData,
 ) -> Stage:
     """Stage of a method, whose federated trainer starts from the pretrained network."""
-    if trainer is None:
+    method = opened.config.methods[name]
+    if trainer is None or isinstance(method, CentralMethod):
         everything, where = public_population(images), f"methods.{name}"
         return Stage(build_central(opened, where, network, everything))
     trainer = trainer._replace(apply_global=network.embed)
-    terms = terms_of(opened.config.methods[name])
+    terms = terms_of(method)
     if not (terms.init_head_from_class_means and terms.use_public_data):
         return Stage(trainer, PRETRAINED)
 
@@ -240,15 +236,12 @@ def build_stage(
 
 
 def build_evaluators(
-    opened: Opened,
-    network: FaceNetwork,
-    images: FaceData,
-    preprocessing: Preprocessing,
+    opened: Opened, network: FaceNetwork, images: FaceData, preprocessing: Preprocessing
 ) -> tuple[dict[str, Evaluator], str]:
     """Build the evaluators generic and personalized."""
     del network, preprocessing  # `images` have it
     config = opened.config
-    evaluator = config.evaluation(images, opened.mesh, seed=config.seed)
+    evaluator = FaceEvaluator(images, opened.mesh, config.evaluation, config.seed)
     return evaluator.evaluators, evaluator.passed_over
 
 
@@ -270,7 +263,7 @@ SPEC = TaskSpec(
         "partition": PartitionReader(PARTITIONS, "by_identity"),
         "model": NetworkConfig,
         "pretrain": TrainingReader(),
-        "evaluation": Factory(FaceEvaluator, num_args=2, hidden=("seed",)),
+        "evaluation": EvaluationConfig,
     },
     methods=METHODS,
     open=open_task,

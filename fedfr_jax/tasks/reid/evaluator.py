@@ -10,6 +10,7 @@ config.evaluation.local_training, the same for every method: what an algorithm a
 client's training, such as FedProx's proximal term, is left out.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.stream import Stream, place_examples, stream
+from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.evaluation.rerank import check_reranking, k_reciprocal_rerank
 from fedfr_jax.evaluation.retrieval import (
     IdentityLabels,
@@ -36,16 +37,14 @@ from fedfr_jax.evaluation.retrieval import (
 )
 from fedfr_jax.evaluation.score_tiles import unit_length
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.federated.simulation import build_simulation
-from fedfr_jax.parts import INLINE, Factory, Part, section
+from fedfr_jax.parts import INLINE, Factory, Part, raw, section
 from fedfr_jax.ranges import BatchSize, Count, Whole
-from fedfr_jax.tasks.evaluators import finetune_clients
-from fedfr_jax.tasks.experiment import Opened
+from fedfr_jax.tasks.data import build_dataset
+from fedfr_jax.tasks.evaluators import check_one_process, client_model
 from fedfr_jax.tasks.methods import LocalReader, Method, OnlyLossReader
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import (
-    Algorithm,
     Augment,
     Dataset,
     Evaluation,
@@ -61,16 +60,13 @@ class LocalTrainingConfig(NamedTuple):
     """Keys of config.evaluation.local_training."""
 
     local: Annotated[Method, LocalReader(), INLINE]
-    loss: Annotated[Part, OnlyLossReader(reid_loss)] = ""
+    loss: Annotated[Part, OnlyLossReader(reid_loss)] = raw("")
     epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
     identities_per_batch: Whole = 0  # 0: batches as they come
 
     def check(self) -> None:
         """Raise ValueError in a run whose processes have some clients each."""
-        if jax.process_count() > 1:
-            raise ValueError(
-                "local training cannot be evaluated in a multi-process run."
-            )
+        check_one_process()
 
 
 Reranking = Annotated[Part, Factory(check_reranking, num_args=1)]
@@ -83,24 +79,18 @@ class EvaluationConfig(NamedTuple):
     batch_size: BatchSize = 64  # test images at once on a device
     flip_test: bool = True  # features are sums with those of mirror images
     ranks: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10)
-    average_precision: Literal["standard", "official"] = (
-        "standard"  # or "official", see retrieval.py
-    )
-    average_over: Literal["valid", "all"] = (
-        "valid"  # means over queries with a match; "all": FedReID's code
-    )
+    average_precision: Literal["standard", "official"] = "standard"  # see retrieval.py
+    # Means over queries with a match; "all": FedReID's code
+    average_over: Literal["valid", "all"] = "valid"
     single_digit_camera: bool = False  # FedReID's bug: camera 15 is taken for camera 1
-    single_gallery_shot_trials: Annotated[int, Interval(ge=0, le=10**4)] = (
-        0  # galleries of one image of each person for CMC; 0: the whole
-    )
+    # Galleries of one image of each person for CMC; 0: the whole
+    single_gallery_shot_trials: Annotated[int, Interval(ge=0, le=10**4)] = 0
     rerank: bool | Reranking = False  # or settings of rerank.py: {"k1", "k2", "weight"}
-    num_visualized: Annotated[int, Interval(ge=0, le=100)] = (
-        8  # queries on the page that is drawn in the end; 0 draws none
-    )
+    # Queries on the page that is drawn in the end; 0 draws none
+    num_visualized: Annotated[int, Interval(ge=0, le=100)] = 8
     personalized_every_evaluation: bool = False  # a test per client, or only in the end
-    local_training: LocalTrainingConfig | None = (
-        None  # clients train before a test, see `local_models`
-    )
+    # Clients train before a test
+    local_training: LocalTrainingConfig | None = None
 
 
 class EvaluationSet(NamedTuple):
@@ -126,11 +116,7 @@ def build_evaluation_set(
     ends = np.cumsum([len(part) for part in parts])
     places = iter(np.split(np.arange(len(rows)), ends[:-1]))
     tests = {name: TestDomain(next(places), next(places)) for name in split.tests}
-    labels = source.labels[rows].astype(np.int32)
-    if stream_bytes is None:
-        table = Dataset.from_arrays(source.read(rows), labels)
-    else:
-        table = stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+    table = build_dataset(source, rows, stream_bytes)
     people = identity_labels(source, rows)
     return EvaluationSet(table, people, tests, split.client_tests, split.unseen)
 
@@ -139,8 +125,7 @@ class ReidEvaluator:
     """Evaluator of re-identification; compiled once per model function.
 
     Args:
-      images: what is judged on.
-      evaluating: how.
+      images: of the tests.
       plain: what happens to an image before the network sees it; None scales its bytes
         to [-1, 1].
       seed: of the galleries that are drawn.
@@ -154,39 +139,36 @@ class ReidEvaluator:
         self,
         images: EvaluationSet,
         mesh: Mesh,
-        evaluating: EvaluationConfig,
+        config: EvaluationConfig,
         *,
         plain: Augment | None = None,
         seed: int = 0,
     ):
-        if evaluating.single_digit_camera:
+        if config.single_digit_camera:
             cameras = single_digit(images.people.cameras)
             images = images._replace(people=images.people._replace(cameras=cameras))
         self._images = images._replace(table=place_examples(images.table, mesh))
-        self._mesh, self._evaluating, self._compiled = mesh, evaluating, {}
+        self._config, self._key = config, jax.random.key(seed)
         plain = plain or normalize()
-        augment = compose(horizontal_flip(), plain) if evaluating.flip_test else plain
-        self._feed = Batching(evaluating.batch_size, augment)
-        self._key = jax.random.key(seed)
-        rerank = evaluating.rerank
-        self._rerank = Part(check_reranking) if rerank is True else rerank or None
+        augment = compose(horizontal_flip(), plain) if config.flip_test else plain
+        batching = Batching(config.batch_size, augment)
+        # One compiled program for each function
+        self._embedder = functools.cache(lambda x: build_embed(x, batching, mesh))
+        rerank = Part(check_reranking) if config.rerank is True else config.rerank
+        self._rerank = rerank or None
         for name, test in images.tests.items():
-            self._check(name, test)
-
-    def _check(self, name, test):
-        if not count_matches(*self.people(name))[0].any():
-            raise ValueError(
-                f"{name} must have a query with a match under config.evaluation, got "
-                f"none among {len(test.queries)} queries."
-            )
-        if self._rerank is not None:
-            number = len(test.queries) + len(test.gallery)
-            self._rerank(number)
+            if not count_matches(*self.people(name))[0].any():
+                raise ValueError(
+                    f"{name} must have a query with a match under config.evaluation, "
+                    f"got none among {len(test.queries)} queries."
+                )
+            if self._rerank:
+                self._rerank(len(test.queries) + len(test.gallery))
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
         """The evaluators generic and personalized."""
-        in_rounds = self._evaluating.personalized_every_evaluation
+        in_rounds = self._config.personalized_every_evaluation
         return {
             "generic": Evaluator(self.generic),
             "personalized": Evaluator(self.personalized, during_training=in_rounds),
@@ -203,15 +185,13 @@ class ReidEvaluator:
         """Evaluate every client's model on its domains; nan for a client without
         one.
         """
-        scores, shared = [], None
+        scores, shared = [], {}
         if networks.client_variables is None:
             shared = self._on(networks.apply, networks.variables, self._images.tests)
         for client, domains in enumerate(self._images.client_tests):
-            metrics = shared
-            if metrics is None and domains:
-                variables = networks.client_variables(client)
-                metrics = self._on(networks.client_apply, variables, domains)
-            scores.append(mean_result([metrics[name] for name in domains]))
+            if domains and networks.client_variables is not None:
+                shared = self._on(*client_model(networks, client), domains)
+            scores.append(mean_result([shared[name] for name in domains]))
         return retrieval_summary(scores)
 
     def _on(
@@ -222,7 +202,7 @@ class ReidEvaluator:
 
     def test(self, apply: Callable, variables: PyTree, name: str) -> dict[str, float]:
         """Metrics of a model on one domain's test."""
-        evaluating, people = self._evaluating, self.people(name)
+        config, people = self._config, self.people(name)
         queries, gallery = self.features(apply, variables, name)
         if self._rerank is None:
             scores = cosines(queries, gallery)
@@ -231,14 +211,12 @@ class ReidEvaluator:
                 unit_length(queries), unit_length(gallery), **self._rerank.settings
             )
         ranking = rank_gallery(
-            scores, *people, average_precision=evaluating.average_precision
+            scores, *people, average_precision=config.average_precision
         )
-        if draws := evaluating.single_gallery_shot_trials:
+        if draws := config.single_gallery_shot_trials:
             hits = first_hits(scores, *people, self._key, draws=draws)
             ranking = ranking._replace(first_hit=hits)
-        return summary(
-            ranking, ranks=evaluating.ranks, divide_by=evaluating.average_over
-        )
+        return summary(ranking, ranks=config.ranks, divide_by=config.average_over)
 
     def people(self, name: str) -> tuple[IdentityLabels, IdentityLabels]:
         """Identities and cameras of a domain's queries and gallery."""
@@ -251,11 +229,9 @@ class ReidEvaluator:
         self, apply: Callable, variables: PyTree, name: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Features [Q, D] and [G, D] of a domain, with mirror images added."""
-        if apply not in self._compiled:
-            self._compiled[apply] = build_embed(apply, self._feed, self._mesh)
         queries, gallery = self._images.tests[name]
         rows = np.concatenate([queries, gallery]).astype(np.int32)
-        views = self._compiled[apply](variables, self._images.table, rows)
+        views = self._embedder(apply)(variables, self._images.table, rows)
         features = meshes.fetch(views)[: len(rows)].sum(axis=1)
         return features[: len(queries)], features[len(queries) :]
 
@@ -299,7 +275,7 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
     return Evaluation(metrics, per_client)
 
 
-def cache_first_call(
+def evaluate_equals_once(
     personalized: Evaluator, num_clients: int, classifier: str
 ) -> Evaluator:
     """Wrap an evaluator of clients' models to evaluate once if all are equal.
@@ -312,58 +288,18 @@ def cache_first_call(
         params = {k: x for k, x in variables["params"].items() if k != classifier}
         return jax.tree.leaves((params, variables["batch_stats"]))
 
-    def are_equal(networks: TrainedModels) -> bool:
-        shared = body(networks.variables)
-        return all(
-            np.array_equal(x, y)
-            for client in range(num_clients)
-            for x, y in zip(
-                shared, body(networks.client_variables(client)), strict=True
-            )
-        )
-
     def evaluate(networks: TrainedModels) -> Evaluation:
-        is_known = (
-            networks.variables is not None and networks.client_variables is not None
-        )
-        if is_known and are_equal(networks):
-            networks = networks._replace(client_variables=None)
+        shared, client_variables = networks.variables, networks.client_variables
+        if shared is not None and client_variables is not None:
+            pairs = (
+                zip(body(shared), body(client_variables(client)), strict=True)
+                for client in range(num_clients)
+            )
+            if all(np.array_equal(x, y) for leaves in pairs for x, y in leaves):
+                networks = networks._replace(client_variables=None)
         return personalized.evaluate(networks)
 
     return personalized._replace(evaluate=evaluate)
-
-
-def local_models(
-    evaluator: ReidEvaluator, algorithm: Algorithm, epochs: int, opened: Opened, train
-) -> Evaluator:
-    """Build the evaluator of clients' models after local training, at the end.
-
-    Args:
-      algorithm: of `build_finetuning`.
-    """
-    simulations = []
-
-    def finetune(networks: TrainedModels) -> TrainedModels:
-        if not simulations:
-            sim = build_simulation(
-                algorithm,
-                opened.batching,
-                train,
-                opened.population,
-                mesh=opened.mesh,
-                local_epochs=epochs,
-                clients_per_device=opened.config.federation.clients_per_device,
-                seed=opened.config.seed,
-            )
-            simulations.append(sim)
-        return finetune_clients(simulations[0], networks)
-
-    def evaluate(networks: TrainedModels) -> Evaluation:
-        if networks.client_variables is None:  # central: no client's classifier
-            return Evaluation()
-        return evaluator.personalized(finetune(networks))
-
-    return Evaluator(evaluate, during_training=False)
 
 
 NUM_SHOWN = 10  # gallery images beside a query
@@ -383,11 +319,11 @@ class Cell(NamedTuple):
 
 def retrieval_sheets(
     evaluator: ReidEvaluator, images: EvaluationSet, names: tuple[str, ...], count: int
-):
+) -> Evaluator:
     """Build the evaluator that draws `count` queries of every domain at the end.
 
     The queries are spread evenly over those with a match. They are looked for by the
-    one network, or where there is none by that of the first client who trains on the
+    global model, or where there is none by that of the first client who trains on the
     domain.
 
     Args:
@@ -400,24 +336,17 @@ def retrieval_sheets(
         for domain in images.tests:
             apply, variables = networks.apply, networks.variables
             if variables is None:
-                apply = networks.client_apply
-                variables = networks.client_variables(_client_of(images, domain))
+                tests = enumerate(images.client_tests)
+                owners = [client for client, own in tests if domain in own]
+                owner = owners[0] if owners else 0
+                apply, variables = client_model(networks, owner)
             features = evaluator.features(apply, variables, domain)
-            people = evaluator.people(domain)
-            rows = results(*features, *people, count=count)
-            pages[domain] = draw_page(
-                [result_cells(row, images, domain, names) for row in rows]
-            )
+            rows = results(*features, *evaluator.people(domain), count=count)
+            cells = [result_cells(row, images, domain, names) for row in rows]
+            pages[domain] = draw_page(cells)
         return Evaluation(images=pages)
 
     return Evaluator(evaluate, during_training=False)
-
-
-def _client_of(images, domain):
-    """First client with a domain; client 0 if there is none."""
-    return next(
-        (k for k, domains in enumerate(images.client_tests) if domain in domains), 0
-    )
 
 
 class Result(NamedTuple):
@@ -463,7 +392,7 @@ def result_cells(
     rows = np.array([queries[result.query], *gallery[result.nearest]])
     pixels = images.table.take(rows).images
     who = [names[label].rpartition("/")[2] for label in images.people.identities[rows]]
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (name, f"camera {camera}")
         for name, camera in zip(who, images.people.cameras[rows], strict=True)
     ]

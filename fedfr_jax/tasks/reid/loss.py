@@ -10,6 +10,7 @@ from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import triplet
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
+from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import Model
 
 
@@ -50,6 +51,8 @@ def reid_loss(
             "identity_weight or triplet_weight must be above 0, got 0 for both."
         )
 
+    apply_with_features = features_of(model, "the task reid")
+
     def identity(logits, batch):
         number = jnp.arange(logits.shape[1], dtype=jnp.int32)
         mask = (number < batch.num_classes) | (batch.num_classes == 0)
@@ -61,7 +64,7 @@ def reid_loss(
         return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
 
     def loss_fn(variables, batch, key):
-        outputs = model.apply_with_features(variables, batch.images, True, key=key)
+        outputs = apply_with_features(variables, batch.images, True, key=key)
         logits, features, stats = outputs
         value, accuracy = identity(logits, batch)
         metrics = {"identity_loss": value, "accuracy": accuracy}

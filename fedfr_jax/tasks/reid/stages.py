@@ -8,7 +8,8 @@ The key `personal` of a method is the classifier unless it is set; "." for clien
 train alone.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple
 
 import jax
@@ -16,16 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.data.augment.photometric import compute_statistics
 from fedfr_jax.data.preprocessing import normalization
-from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated.algorithms.fedreid import PublicImages
+from fedfr_jax.federated.algorithms.host_batches import with_host_batches
 from fedfr_jax.federated.client import Population
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.parts import INLINE, Part, section
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
-from fedfr_jax.tasks.data import build_batching, client_batching, open_data
-from fedfr_jax.tasks.evaluators import build_finetuning
+from fedfr_jax.tasks.data import (
+    build_batching,
+    build_dataset,
+    client_batching,
+    open_data,
+)
+from fedfr_jax.tasks.evaluators import build_finetuned_models, build_finetuning
 from fedfr_jax.tasks.experiment import (
     Config,
     Opened,
@@ -39,41 +48,45 @@ from fedfr_jax.tasks.methods import (
     Method,
     MethodReader,
     OnlyLossReader,
+    features_of,
 )
 from fedfr_jax.tasks.model import NetworkReader, StartConfig, build_network, initialized
-from fedfr_jax.tasks.reid import data
 from fedfr_jax.tasks.reid.data import (
+    STATISTICS,
     PartitionConfig,
     ReidSplit,
+    augment_name,
+    batch_sizes,
     build_public_data,
-    build_public_images,
     build_split,
     data_usage,
+    fill_statistics,
     format_report,
-    identity_order,
+    identity_batches,
     report,
-    with_identity_batches,
 )
 from fedfr_jax.tasks.reid.evaluator import (
     EvaluationConfig,
     ReidEvaluator,
     build_evaluation_set,
-    cache_first_call,
-    local_models,
+    evaluate_equals_once,
     retrieval_sheets,
 )
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.trainers import (
     Facts,
+    build_central,
+    build_federated,
     build_local,
     max_epochs,
     network_facts,
-    plain_method,
     plain_stage,
 )
 from fedfr_jax.types import (
+    Algorithm,
     CentralTrainer,
     Dataset,
+    Evaluation,
     Evaluator,
     Experiment,
     InputShape,
@@ -82,6 +95,7 @@ from fedfr_jax.types import (
     PyTree,
     Source,
     Stage,
+    TrainedModels,
 )
 
 
@@ -99,7 +113,8 @@ class Split(NamedTuple):
     clients: ReidSplit
     people: np.ndarray  # [n] int32 number of each training image's person, of all
     shared: dict  # {"shared": PublicImages} where there are public images
-    statistics: data.Statistics  # of the cameras
+    # () -> means and standard deviations of the cameras' channels
+    statistics: Callable[[], tuple]
 
 
 class Networks(NamedTuple):
@@ -131,18 +146,20 @@ def reid(settings: Mapping) -> Experiment:
 def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     federation, public = config.federation, config.partition.public
-    source = open_data(config.data)
-    data.check_source(source)
-    source, public_source = build_public_data(public, source)
+    source, public_source = build_public_data(public, open_data(config.data))
     split = build_split(config.partition, source)
-    cameras = data.client_cameras(source, split)
     read = lambda rows: source.read(split.train[rows])
-    statistics = data.kept_statistics(read, cameras)
-    augment = data.fill_statistics(federation.augment, statistics)
+    statistics = functools.cache(lambda: compute_statistics(read, split.cameras))
+    augment = fill_statistics(federation.augment, statistics)
     batching = client_batching(federation._replace(augment=augment))
-    shown = federation._replace(augment=data.without_statistics(federation.augment))
+    shared = {}
+    if public_source is not None:  # without cameras, and so their statistics
+        augment = [x for x in federation.augment if augment_name(x) != STATISTICS]
+        shown = build_batching(federation._replace(augment=tuple(augment)))
+        images = public_source.read(np.arange(len(public_source.labels)))
+        shown = shown._replace(batch_size=public.batch_size)
+        shared["shared"] = PublicImages(images, shown)
     people = np.unique(source.labels[split.train], return_inverse=True)[1]
-    tested = np.concatenate([x for test in split.tests.values() for x in test])
     facts = report(split, source)
     return Opened(
         config=config,
@@ -151,11 +168,10 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         split=Split(
             clients=split,
             people=people.astype(np.int32),
-            shared=build_public_images(public, public_source, build_batching(shown)),
+            shared=shared,
             statistics=statistics,
         ),
         population=Population(split.offsets.astype(np.int64), split.num_classes),
-        rows=(split.train, tested),
         num_rows=len(split.train),
         batching=batching,
         used=data_usage(split, source, public_source),
@@ -177,11 +193,12 @@ def build_networks(opened: Opened, network: Part) -> Networks:
 def build_facts(opened: Opened, network: Part, num_classes: int) -> Facts:
     """Facts of a network with `num_classes` identities; evaluators get features."""
     model = build_model(network, opened.source.input_shape, num_classes)
+    apply_with_features = features_of(model, "the task reid")
     facts = network_facts(
         opened,
         model,
         offers=opened.split.shared,
-        apply=lambda variables, x: model.apply_with_features(variables, x, False)[1],
+        apply=lambda variables, x: apply_with_features(variables, x, False)[1],
     )
     neck = facts.shapes["params"].get("neck", {})
     if neck and "fc" not in neck:  # a bnneck
@@ -228,27 +245,27 @@ def build_method(
     method: Method | CentralMethod, networks: Networks, opened: Opened, where: str
 ) -> Trainer:
     """Build the trainer of a method, perhaps with batches of identities."""
-    split, identities = opened.split, method.identities_per_batch
+    split: Split = opened.split
     if isinstance(method, CentralMethod):
-        augment = data.fill_statistics(method.training.augment, split.statistics)
+        augment = fill_statistics(method.training.augment, split.statistics)
         training = method.training._replace(augment=augment)
-        method = method._replace(training=training)
-        trainer = plain_method(method, networks.central, opened, where)
-        if identities:
+        central = build_central(training, networks.central, opened, where)
+        if method.identities_per_batch:
             with naming(where):
-                batch = trainer.batching.batch_size
-                order = identity_order(split.people, batch, identities)
-            trainer = trainer._replace(batch_order=order)
-        return trainer
+                order = identity_order(
+                    split.people, training.batch_size, method.identities_per_batch
+                )
+            central = central._replace(batch_order=order)
+        return central
     facts = networks.clients
     classifier = f"params/{facts.model.blocks[-1]}/"
     if method.personal is None:
         method = method._replace(personal=classifier)
-    trainer = plain_method(method, facts, opened, where)
+    trainer = build_federated(method, facts, where)
     if method.personal == classifier and method.batch_stats != "local":
-        # People are found without it, so the server's network is one for everybody.
+        # People are found without it, so the server's network is one for all clients.
         trainer = trainer._replace(global_model=trainer.algorithm.global_model)
-    if identities:
+    if identities := method.identities_per_batch:
         with naming(where):
             epochs = max_epochs(method, opened.config.federation)
             algorithm = balanced(trainer.algorithm, opened, identities, epochs)
@@ -256,24 +273,56 @@ def build_method(
     return trainer
 
 
-def balanced(algorithm, opened: Opened, identities: int, epochs: int):
-    """Balance an algorithm's batches, for rounds of at most `epochs` epochs."""
-    options = {"identities": identities, "epochs": epochs, "seed": opened.config.seed}
-    split = opened.split.clients
-    return with_identity_batches(algorithm, split, opened.batching, **options)
+def balanced(
+    algorithm: Algorithm, opened: Opened, identities: int, epochs: int
+) -> Algorithm:
+    """Let an algorithm's clients train on batches balanced over identities.
+
+    An epoch has as many batches as any epoch of the clients, of pass after pass.
+
+    Args:
+      epochs: most local epochs of a round.
+
+    Raises:
+      ValueError: naming the client, for one with fewer identities than a batch.
+    """
+    split, batching = opened.split.clients, opened.batching
+    of_client = np.split(split.labels, split.offsets[1:-1])
+    owners = dict(zip(split.client_names, of_client, strict=True))
+    sizes = batch_sizes(batching.batch_size, identities, owners)
+    largest = int(np.diff(split.offsets).max())
+    count = max(int(batching.steps_per_epoch(largest)) * epochs, 1)
+
+    def order(client, round):
+        rng = np.random.default_rng((opened.config.seed, client, round))
+        return identity_batches(of_client[client], rng, sizes, count)
+
+    return with_host_batches(algorithm, order)
+
+
+def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Callable:
+    """Build `CentralTrainer.batch_order` of balanced batches.
+
+    On several devices a triplet is of the rows of one device, whose part of the batch
+    is of whole groups where it is a multiple of Q.
+
+    Args:
+      labels: [n] of all training images.
+    """
+    sizes = batch_sizes(batch_size, identities, {"the data": labels})
+
+    def order(word, steps):
+        return identity_batches(labels, np.random.default_rng(word), sizes, steps)
+
+    return order
 
 
 def load(opened: Opened, network, stream_bytes: int | None) -> Images:
     """Load the training images, or stream them."""
     del network
     split, source = opened.split.clients, opened.source
-    cameras = data.client_cameras(source, split)
-    targets = {"label": split.labels, "camera": cameras}
-    if stream_bytes is None:
-        train = Dataset({"image": source.read(split.train)}, targets)
-    else:
-        read = lambda i: source.read(split.train[i])
-        train = stream(read, targets, memory=stream_bytes)
+    targets = {"label": split.labels, "camera": split.cameras}
+    train = build_dataset(source, split.train, stream_bytes, **targets)
     return Images(train, stream_bytes)
 
 
@@ -300,7 +349,7 @@ def build_evaluators(
     )
     model = networks.clients.model
     evaluators = evaluator.evaluators
-    evaluators["personalized"] = cache_first_call(
+    evaluators["personalized"] = evaluate_equals_once(
         evaluators["personalized"], split.num_clients, model.blocks[-1]
     )
     if evaluation.num_visualized:
@@ -311,10 +360,22 @@ def build_evaluators(
         algorithm = build_finetuning(build_local(local.local, local.loss(model)))
         if identities := local.identities_per_batch:
             algorithm = balanced(algorithm, opened, identities, local.epochs)
-        evaluators["local"] = local_models(
-            evaluator, algorithm, local.epochs, opened, images.train
-        )
+        given = local.epochs, opened, images.train, opened.population
+        tune = build_finetuned_models(algorithm, *given)
+
+        def after_training(networks: TrainedModels) -> Evaluation:
+            if networks.client_variables is None:  # central: no client's classifier
+                return Evaluation()
+            return evaluator.personalized(tune(networks))
+
+        evaluators["local"] = Evaluator(after_training, during_training=False)
     return evaluators, ""
+
+
+def default_settings(options: Mapping) -> Mapping:
+    """Defaults of a method."""
+    del options
+    return {"personal": None}
 
 
 SPEC = TaskSpec(
@@ -329,7 +390,7 @@ SPEC = TaskSpec(
         loss=OnlyLossReader(reid_loss),
         algorithm=AlgorithmReader("reid"),
         kinds={"identities_per_batch": Whole},
-        defaults=lambda options: {"personal": None},
+        defaults=default_settings,
     ),
     open=open_task,
     network=build_networks,

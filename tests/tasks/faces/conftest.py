@@ -25,11 +25,7 @@ def task():
     names = tuple(map(str, range(14)))
     source = Source(lambda rows: images[rows], labels, names, (SIDE, SIDE, 1))
     partition = by_identity(
-        labels,
-        num_clients=3,
-        ids_per_client=SIZES,
-        num_public_ids=4,
-        num_unseen_ids=3,
+        labels, num_clients=3, ids_per_client=SIZES, num_public_ids=4, num_unseen_ids=3
     )
     return build_face_data(source, partition)
 

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.faces.evaluation_sets import FilesReader
+from fedfr_jax.tasks.faces.evaluator import EvaluationConfig, FaceEvaluator
+
 SHAPE = (4, 4, 1)
 SMALL = {"batch_size": 16, "fars": (0.1,), "fpirs": (0.5,)}
 META = {
@@ -16,6 +21,17 @@ META = {
     "gallery": "ijbc_1N_gallery_G1.csv",
     "probes": "ijbc_1N_probe_mixed.csv",
 }
+
+
+def evaluator_of(task, devices=1, **settings):
+    """The evaluator that config.evaluation describes."""
+    config = parse(EvaluationConfig, settings, "config.evaluation")
+    return FaceEvaluator(task, make_mesh(devices), config)
+
+
+def opened(factory, image_shape=SHAPE, **settings):
+    """The evaluation set that a key of config.evaluation describes."""
+    return parse(FilesReader(factory), settings, "config.evaluation.set")(image_shape)
 
 
 def numbered(rows):

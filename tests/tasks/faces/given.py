@@ -1,8 +1,11 @@
 """An experiment on given images, put together as that of a config."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.partition.identities import (
@@ -14,8 +17,11 @@ from fedfr_jax.data.partition.identities import (
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
+from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces import methods as faces
@@ -88,6 +94,41 @@ def experiment_of(
     return build_experiment(spec, settings)
 
 
+def linear_model(shape: Sequence[int], dim: int, scale: float = 0.1) -> Model:
+    """One linear layer over the pixels."""
+
+    def init(key):
+        kernel = scale * jax.random.normal(key, (math.prod(shape), dim))
+        return {"params": {"kernel": kernel}, "batch_stats": {}}
+
+    def apply(variables, x, train=False, key=None):
+        del train, key
+        kernel = variables["params"]["kernel"]
+        found = jnp.matmul(x.reshape(len(x), -1), kernel, precision="highest")
+        return found, variables["batch_stats"]
+
+    return Model(init, apply, tuple(shape), dim)
+
+
+def pretrain(experiment: Experiment, folder) -> PyTree:
+    """Variables after the central stage, on the host."""
+    trainer = experiment.stages["pretrained"].trainer
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        found = train_central(trainer, experiment.mesh, folder, seed=0)
+    return jax.tree.map(np.asarray, found)
+
+
+def first_round(experiment: Experiment, name: str, start: PyTree, folder):
+    """(trainer, server before, server after, rows of all clients) of a method."""
+    trainer = experiment.stages[name].trainer
+    begun = start_stage(experiment, trainer, start, folder)
+    begun.checkpointer.close()
+    before = jax.device_get(begun.server)
+    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
+    rows, _ = begun.store.gather(np.arange(experiment.task.population.num_clients))
+    return trainer, before, jax.device_get(server), jax.device_get(rows)
+
+
 # --- A method alone, and what its states hold
 
 
@@ -109,10 +150,10 @@ def method_of(
     model: Model, *, num_classes: int, num_clients: int = 0, **options
 ) -> SimpleNamespace:
     """The parts of a method of faces: algorithm, init_variables(backbone, phi), ..."""
-    counts, where = Counts(num_classes, num_clients), "config.methods.row"
+    counts = Counts(num_classes, parse(Federation, {}), num_clients)
+    where = "config.methods.row"
     method = parse(METHODS, nested(options), where)
-    federation = parse(Federation, {})
-    trainer = face_method(method, model, counts, where, federation=federation)
+    trainer = face_method(method, model, counts, where)
 
     def start(backbone, phi):
         params = {"backbone": backbone["params"], "phi": phi}
@@ -136,11 +177,11 @@ def trainer_of(
     where = f"config.methods.{name}"
     counts = Counts(
         int(partition.num_classes.max()),
+        parse(Federation, {}),
         len(partition.num_classes),
         len(partition.public_identities),
     )
-    method, federation = parse(METHODS, options, where), parse(Federation, {})
-    return face_method(method, model, counts, where, federation=federation)
+    return face_method(parse(METHODS, options, where), model, counts, where)
 
 
 def variables(server: PyTree) -> PyTree:

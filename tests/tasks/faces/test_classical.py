@@ -38,15 +38,7 @@ OPTIONS = {  # beside what a row must have: what it is more interesting with
     "scaffold": {"momentum": 0.0},
     "ifca": {"num_clusters": 3},
 }
-REFUSED = {  # and what they need
-    "afl": "one set of classes for all clients",
-    "fedaws": "a parameter with a vector for every class",
-    "feddane": "a classifier on the server",
-    "fedmargin": "one set of classes for all clients",
-    "finch": "public data",
-    "kd": "public data",
-    "mime": "a classifier on the server",
-}
+REFUSED = {"afl", "fedaws", "feddane", "fedmargin", "finch", "kd", "mime"}
 NAMES = sorted(ALGORITHMS.keys() - {"fedfr", *REFUSED})
 
 
@@ -128,24 +120,19 @@ some = pytest.mark.parametrize(
 
 
 @some
-def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
+def test_an_algorithm_trains_faces_whose_class_embeddings_never_leave(task, name):
     trainer, server, rows, outcome = run(task, row_of(name))
     assert (outcome.metrics["steps"] > 0).all()
     generic = trainer.global_model(server)
     same_shape = lambda x, y: x.shape == y.shape
     assert all(jax.tree.leaves(jax.tree.map(same_shape, generic, BACKBONE)))
-    moved = lambda x, y: float(np.abs(np.asarray(x) - y).max()) > 1e-6
-    assert moved(generic["params"]["last"], BACKBONE["params"]["last"])
+    change = np.abs(np.asarray(generic["params"]["last"]) - BACKBONE["params"]["last"])
+    assert change.max() > 1e-6
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
     images = jnp.float32(task.table.images[:2]) / 127.5 - 1
     row = jax.tree.map(lambda x: x[0], rows)
     deployed = trainer.algorithm.personalize(server, row)
     assert trainer.apply(deployed, images).shape == (2, DIM)
-
-
-@some
-def test_class_embeddings_are_trained_and_never_leave_the_client(task, name):
-    _, server, rows, _ = run(task, row_of(name))
     heads = rows.leaves["params"]["head"]  # [3, M, D]
     assert not np.isclose(heads[0], heads[1]).any()
     lengths = np.linalg.norm(heads[:, :2], axis=-1)
@@ -164,29 +151,6 @@ def test_fedavg_is_the_fedavg_row_of_fedfr(task, lanes):
     assert_close(shared["batch_stats"], given.backbone(expected)["batch_stats"])
     assert_close(rows.leaves["params"]["head"], given.own(known)["head"])
     assert_close(outcome.metrics["loss"], wanted.metrics["loss"])
-
-
-def test_fedprox_without_strength_is_fedavg(task):
-    _, near, _, _ = run(task, {"algorithm": "fedprox", "mu": 0.0}, rounds=2)
-    _, plain, _, _ = run(task, {"algorithm": "fedavg"}, rounds=2)
-    assert_close(near.inner.variables, plain.inner.variables)
-
-
-def test_groups_of_one_are_fedavg_of_equal_clients(task):
-    one = {"algorithm": "ifca", "num_clusters": 1, "init_noise": 0.0}
-    trainer, models, _, _ = run(task, one)
-    _, plain, _, _ = run(task, {"algorithm": "fedavg", "weighting": "uniform"})
-    backbone = plain.inner.variables["params"]["backbone"]
-    assert_close(trainer.global_model(models)["params"], backbone)
-
-
-def test_moon_without_weight_is_fedavg(task):
-    moon = {"algorithm": "moon", "contrastive_weight": 0.0}
-    _, near, rows, _ = run(task, moon, rounds=2)
-    _, plain, _, _ = run(task, {"algorithm": "fedavg"}, rounds=2)
-    assert_close(near.inner.variables, plain.inner.variables)
-    previous = rows.inner["params"]  # of the last round, with the client's head
-    assert_close(previous["head"], rows.leaves["params"]["head"])
 
 
 def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
@@ -275,54 +239,3 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
     np.testing.assert_array_equal(shared, BACKBONE["params"]["kernel"])
     last = rows.inner.leaves["params"]["backbone"]["last"]
     assert not np.isclose(last[0], last[1]).all()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
-    rule = f"config.methods.row: algorithm {name} needs {REFUSED[name]}, which the task"
-    with pytest.raises(ValueError, match=rule):
-        given.trainer_of(given.nested(row_of(name)), MODEL, task.partition)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"algorithm": "fedavg", "contrastive_weight": 1.0}, "got 'contrastive_weight"),
-        (
-            {"algorithm": "moon", "contrastive_temperature": 0.0},
-            "contrastive_temperature must be",
-        ),
-        ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must be in"),
-        ({"algorithm": "fedavg", "frozen": "backbone/lost"}, "must match a leaf such"),
-        (
-            {"algorithm": "fedavg", "init_per_client": True},
-            "init_per_client needs personal leaves",
-        ),
-        ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
-        (
-            {"batch_stats": "local", "branch": None, "adaptation": {}},
-            "be average or random_client",
-        ),
-        ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
-        ({"algorithm": "fedprox"}, "needs the key mu"),
-        (
-            {"algorithm": "fedavg", "branch": "bce"},
-            "keys of .*'weighting'.*got 'branch'",
-        ),
-        ({"algorithm": "fedavg", "num_clusters": 2}, "got 'num_clusters'"),
-        ({"algorithm": "fedavg", "weighting": "size"}, "weighting must be one of"),
-        ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "if mu is set"),
-        ({"algorithm": "fedavg", "loss": "l2"}, "loss must be one of"),
-        (
-            {"algorithm": "ifca", "num_clusters": 0},
-            "num_clusters must be at least 1, got 0",
-        ),
-        (
-            {"algorithm": "fesem", "init_noise": -0.1},
-            "init_noise must be at least 0, got -0.1",
-        ),
-    ],
-)
-def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):
-    with pytest.raises(ValueError, match=says):
-        given.trainer_of(given.nested(options), MODEL, task.partition)

@@ -8,8 +8,6 @@ import pytest
 from fedfr_jax.configs import base
 from fedfr_jax.federated.local import step_decay
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import simulate_round
-from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.costs import communication
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.tasks.faces import methods
@@ -53,19 +51,14 @@ def built(seen, **settings):
 
 
 def played(experiment, folder):
-    """(server, store) after a round from START."""
-    trainer = experiment.stages["fedavg"].trainer
-    begun = start_stage(experiment, trainer, START, folder)
-    begun.checkpointer.close()
-    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
+    """(server, rows of the clients) after a round from START."""
+    _, _, server, rows = given.first_round(experiment, "fedavg", START, folder)
     jax.effects_barrier()
-    return server, begun.store
+    return server, rows
 
 
 def pretrained(experiment, folder):
-    trainer = experiment.stages["pretrained"].trainer
-    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        train_central(trainer, experiment.mesh, folder, seed=0)
+    given.pretrain(experiment, folder)
     jax.effects_barrier()
 
 
@@ -84,8 +77,7 @@ def test_images_are_mirrored_as_often_as_the_config_says(tmp_path, section, trai
 
 def test_fedavg_weighs_clients_by_their_images(tmp_path):
     federation = {"batch_size": 16, "local_epochs": 1}
-    server, store = played(built([], federation=federation), tmp_path)
-    rows, _ = store.gather(np.arange(2))
+    server, rows = played(built([], federation=federation), tmp_path)
     assert given.own(rows)["head"].shape == (2, 2, 3)  # of the client with most classes
     small, large = given.previous(rows)["params"]["kernel"]
     expected = (16 * small + 48 * large) / 64
@@ -121,40 +113,3 @@ def test_the_rate_drops_where_the_released_code_drops_it():
     parts = [(8, 2), (6, 2), (4, 2), (3, 1), (3, 1)]
     for rates, (first, last) in zip(found, parts, strict=True):
         np.testing.assert_allclose(rates, [1.0] * first + [0.1] * last, rtol=1e-6)
-
-
-# Where a row's options go; none has a default's value.
-LOSS = {
-    "loss": {"name": "elasticface", "std": 0.1, "scale": 20.0, "margin": 0.3},
-    "contrastive_weight": 2.0,
-    "contrastive_temperature": 0.7,
-    "branch": {"name": "cosface", "weight": 3.0, "margin": 0.1},
-    "converter": "bottleneck",
-    "detach_branch": True,
-    "branch_reweighting": "corrected",
-    "num_clients": 5,
-}
-NEGATIVES = {
-    "hard_negative_threshold": ("threshold", 0.1),
-    "max_hard_negatives": ("capacity", 7),
-    "hard_negative_level": ("level", "class"),
-}
-
-
-def test_every_option_of_a_row_reaches_the_part_that_takes_it(monkeypatch):
-    seen, part_of = {}, {}
-    for name in ("face_loss", "prepare_features", "init_local"):
-        part_of[name] = getattr(methods, name)
-
-        def recorded(*arguments, name=name, **options):
-            seen[name] = options
-            return part_of[name](*arguments, **options)
-
-        monkeypatch.setattr(methods, name, recorded)
-    negatives = {key: value for key, (_, value) in NEGATIVES.items()}
-    model = watched([])._replace(embedding_dim=4)
-    given.method_of(model, num_classes=3, **LOSS, **negatives)
-    assert seen["face_loss"] == LOSS
-    assert seen["prepare_features"] == dict(NEGATIVES.values())
-    drawn = {"branch": "cosface", "converter": "bottleneck", "std": 0.01, "others": {}}
-    assert seen["init_local"] == drawn

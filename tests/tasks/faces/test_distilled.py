@@ -14,23 +14,26 @@ from fedfr_jax.central.class_parallel import all_rows
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.parts import parse
-from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces import distillation as d
-from fedfr_jax.tasks.faces import distillation as kept
 from fedfr_jax.tasks.faces.data import build_inputs
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
-from fedfr_jax.types import Batch, Model
-from tests.tasks.faces.given import experiment_of, partition_of, source_of
+from fedfr_jax.types import Batch
+from tests.tasks.faces.given import (
+    experiment_of,
+    first_round,
+    linear_model,
+    partition_of,
+    pretrain,
+    source_of,
+)
 
 pytestmark = pytest.mark.ci
 
@@ -44,20 +47,7 @@ VIEWS = {
 
 def linear():
     """Embeddings that are linear in the pixels."""
-    shape = (SHAPE[0] * SHAPE[1], DIM)
-
-    def init(key):
-        kernel = 0.1 * jax.random.normal(key, shape)
-        return {"params": {"kernel": kernel}, "batch_stats": {}}
-
-    def apply(variables, x, train=False, key=None):
-        del train, key
-        flat = x.reshape(len(x), -1)
-        kernel = variables["params"]["kernel"]
-        found = jnp.matmul(flat, kernel, precision="highest")
-        return found, variables["batch_stats"]
-
-    return Model(init, apply, SHAPE, DIM)
+    return linear_model(SHAPE, DIM)
 
 
 def told(**others):
@@ -68,7 +58,7 @@ def told(**others):
         "teacher_input": "same",
         "unlabeled_fraction": 0.0,
     }
-    return d.Distill(**{**known, "teacher": teacher, **others})
+    return d.Distillation(d.Distill(**{**known, **others}), teacher)
 
 
 def batch_of(count=6, labels=None):
@@ -168,8 +158,7 @@ def test_the_share_without_labels_is_drawn_by_rows_and_never_changes():
         assert abs(used.mean() - (1 - share)) < 0.015 * (0 < share < 1) + 1e-12
     shuffled = many._replace(row=rows[::-1])
     assert_array_equal(
-        d.labeled_only(shuffled, 0.3).is_valid[::-1],
-        d.labeled_only(many, 0.3).is_valid,
+        d.labeled_only(shuffled, 0.3).is_valid[::-1], d.labeled_only(many, 0.3).is_valid
     )
 
 
@@ -185,8 +174,8 @@ def faces(seed=0):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A file with embeddings of all six views."""
-    path = tmp_path_factory.mktemp("cache") / "deep" / "teacher.npy"
-    kept.write_cache(path, faces(), told().teacher, views(), make_mesh(1))
+    path = tmp_path_factory.mktemp("cache") / "deep" / "teacher.safetensors"
+    d.write_cache(path, faces(), told().teacher, views(), make_mesh(1))
     return path
 
 
@@ -194,7 +183,7 @@ def views(sees="same", **mask):
     """Those of the cache, unless the mask's settings are others."""
     mask = {"name": "face_mask", "fixed_per_image": True, **mask}
     settings = Training(batch_size=8, flip_probability=0.5, augment=(mask,))
-    return kept.cached_views(settings, sees)
+    return d.cached_views(settings, sees)
 
 
 def augmented(source, settings):
@@ -211,11 +200,11 @@ def augmented(source, settings):
 
 def test_kept_embeddings_are_the_teachers_in_every_view(cache):
     source = faces()
-    table = kept.read_cache(cache, source, linear(), views(), told().teacher)
+    table = d.read_cache(cache, source, linear(), views(), told().teacher)
     assert table.shape == (28, 6, DIM) and table.dtype == np.float16
     batch = augmented(source, Training(**VIEWS))
     assert len(np.unique(batch.view_index)) > 3
-    teach = d.with_live_teacher(told())(batch)
+    teach = d.with_live_teacher(told().teacher, "same")(batch)
     batch = batch._replace(targets={**batch.targets, d.KNOWN: jnp.asarray(table)})
     assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     loss, cached = loss_of(told()), loss_of(told(cache=str(cache)))
@@ -233,60 +222,50 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     }
     settings = Training(batch_size=8, flip_probability=0.5, augment=(mask,))
     batch = augmented(source, settings)
-    teach = d.with_live_teacher(told(teacher_input="clean"))(batch)
+    teach = d.with_live_teacher(told().teacher, "clean")(batch)
     bare = batch._replace(inputs={"image": batch.inputs["clean"]})
-    assert_array_equal(teach, d.with_live_teacher(told())(bare))
-    clean = kept.cached_views(settings, "clean")
-    assert clean[0].num_views == 2
-    path = tmp_path / "clean.npy"
-    kept.write_cache(path, source, told().teacher, clean, make_mesh(1))
-    table = jnp.asarray(kept.read_cache(path, source, linear(), clean))
+    assert_array_equal(teach, d.with_live_teacher(told().teacher, "same")(bare))
+    clean = d.cached_views(settings, "clean")
+    assert clean.number == 2
+    path = tmp_path / "clean.safetensors"
+    d.write_cache(path, source, told().teacher, clean, make_mesh(1))
+    table = jnp.asarray(d.read_cache(path, source, linear(), clean))
     batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
     assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     with pytest.raises(
         ValueError, match="must be 'same' unless face_mask has keep_clean"
     ):
-        d.with_live_teacher(told(teacher_input="clean"))(batch_of())
+        d.with_live_teacher(told().teacher, "clean")(batch_of())
 
 
-def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
-    with pytest.raises(ValueError, match="must belong to this source's images"):
-        kept.read_cache(cache, faces(1), linear(), views())
-    for points in (None, faces().landmarks + 1):
-        elsewhere = faces()._replace(landmarks=points)
-        with pytest.raises(ValueError, match="must belong to this source's images"):
-            kept.read_cache(cache, elsewhere, linear(), views())
-    with pytest.raises(ValueError, match=r"\(28, 2, 5\), got float16 \(28, 6, 5\)"):
-        kept.read_cache(cache, faces(), linear(), views("clean"))
-    wider = linear()._replace(embedding_dim=8)
-    with pytest.raises(ValueError, match=r"\(28, 6, 8\)"):
-        kept.read_cache(cache, faces(), wider, views())
-    with pytest.raises(ValueError, match="must be a file of embeddings"):
-        kept.read_cache(tmp_path / "none.npy", faces(), linear(), views())
-    with pytest.raises(ValueError, match="countable number of views"):
-        kept.cached_views(Training(augment=("face_mask",)), "same")
-
-
-def test_a_file_beside_a_new_cache_stays_as_it_is(tmp_path):
-    mine = tmp_path / "settings.json"
-    for text in ("a diary", '{"images": 1}'):
-        mine.write_text(text)
-        with pytest.raises(ValueError, match="settings.json exists and is no cache's"):
-            write = kept.write_cache
-            write(tmp_path / "settings", faces(), told().teacher, views(), make_mesh(1))
-        assert mine.read_text() == text
-
-
-def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
-    often = views(probability=0.1, surface_fraction=1.0)  # the same masks, less often
-    kept.read_cache(cache, faces(), linear(), often, told().teacher)
-    with pytest.raises(ValueError, match="must belong to this method's views"):
-        kept.read_cache(cache, faces(), linear(), views(seed=1))
+def test_a_cache_of_something_else_is_refused(cache, tmp_path):
+    teacher, wider = told().teacher, linear()._replace(embedding_dim=8)
+    moved = faces()._replace(landmarks=faces().landmarks + 1)
     other = d.Teacher(linear(), linear().init(jax.random.key(9)))
-    with pytest.raises(
-        ValueError, match="must belong to this teacher, .*make it again"
+    none = tmp_path / "none.safetensors"
+    images = "must belong to this source's images"
+    for arguments, message in (
+        ((cache, faces(1), linear(), views()), images),
+        ((cache, faces()._replace(landmarks=None), linear(), views()), images),
+        ((cache, moved, linear(), views()), images),
+        (
+            (cache, faces(), linear(), views("clean")),
+            r"\(28, 2, 5\), got F16 \(28, 6, 5",
+        ),
+        ((cache, faces(), wider, views()), r"\(28, 6, 8\)"),
+        ((none, faces(), linear(), views()), "must be a .safetensors file"),
+        ((cache, faces(), linear(), views(seed=1)), "belong to this method's views"),
+        (
+            (cache, faces(), linear(), views(), other),
+            "to this teacher, .*make it again",
+        ),
     ):
-        kept.read_cache(cache, faces(), linear(), views(), other)
+        with pytest.raises(ValueError, match=message):
+            d.read_cache(*arguments)
+    often = views(probability=0.1, surface_fraction=1.0)  # the same masks, less often
+    d.read_cache(cache, faces(), linear(), often, teacher)
+    with pytest.raises(ValueError, match="countable number of views"):
+        d.cached_views(Training(augment=("face_mask",)), "same")
 
 
 def opened(teacher, student):
@@ -294,28 +273,20 @@ def opened(teacher, student):
 
 
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
-    student = linear()
-    path = tmp_path / "teacher.npz"
+    student, path = linear(), tmp_path / "teacher.npz"
     model = MODELS["sphereface"](SHAPE, blocks=(1,), widths=(4,), embedding_dim=DIM)
     variables = model.init(jax.random.key(1))
     leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
     found = opened({"weights": str(path), "model": TINY}, student)
     jax.tree.map(assert_array_equal, found.teacher.variables, variables)
-    assert (found.weight, found.unlabeled_fraction) == (9.0, 0.0)
-    other = {**TINY, "embedding_dim": 8}
-    with pytest.raises(ValueError, match="must be the student's 5, got 8"):
-        opened({"weights": str(path), "model": other}, student)
-    other = {**TINY, "blocks": (4097,)}
-    with pytest.raises(ValueError, match=r"teacher.model.blocks must be in \[0, 4096"):
-        opened({"weights": str(path), "model": other}, student)
-    other = {**TINY, "widths": (6,)}
-    with pytest.raises(ValueError, match=r"teacher.npz: .* must be"):
-        opened({"weights": str(path), "model": other}, student)
-    with pytest.raises(ValueError, match="teacher or cache must be set"):
-        parse(d.Distill, {})
-    with pytest.raises(ValueError, match="config.teacher_input must be one"):
-        parse(d.Distill, {"cache": "x", "teacher_input": "masks"})
+    for change, message in (
+        ({"embedding_dim": 8}, "must be the student's 5, got 8"),
+        ({"blocks": (4097,)}, r"teacher.model.blocks must be in \[0, 4096"),
+        ({"widths": (6,)}, r"teacher.npz: .* must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            opened({"weights": str(path), "model": {**TINY, **change}}, student)
 
 
 MIRRORED = {"flip_probability": 0.5}  # two views, which compile in no time
@@ -324,9 +295,9 @@ MIRRORED = {"flip_probability": 0.5}  # two views, which compile in no time
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory):
     """A file with embeddings of both views of MIRRORED."""
-    path = tmp_path_factory.mktemp("mirrored") / "teacher.npy"
-    both = kept.cached_views(Training(batch_size=8, **MIRRORED), "same")
-    kept.write_cache(path, faces(), told().teacher, both, make_mesh(1))
+    path = tmp_path_factory.mktemp("mirrored") / "teacher.safetensors"
+    both = d.cached_views(Training(batch_size=8, **MIRRORED), "same")
+    d.write_cache(path, faces(), told().teacher, both, make_mesh(1))
     return path
 
 
@@ -345,21 +316,13 @@ def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     return experiment_of(given, linear(), source, partition, grid)
 
 
-def pretrained(built, folder):
-    """Variables after the central stage, on the host."""
-    trainer = built.stages["pretrained"].trainer
-    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-        found = train_central(trainer, built.mesh, folder, seed=0)
-    return jax.tree.map(np.asarray, found)
-
-
 def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
     trained, labels = [], [-1] * 4 + [0] * 4 + [1] * 4
     for grid in ((1, 1), (2, 1)):
         built = semi_supervised(mirrored, grid)
         trainer = built.stages["pretrained"].trainer
         assert_array_equal(trainer.dataset.labels[trainer.first_row :], labels)
-        trained.append(pretrained(built, tmp_path / str(grid[0]))["params"]["phi"])
+        trained.append(pretrain(built, tmp_path / str(grid[0]))["params"]["phi"])
     assert trainer.sharded_classes.names == ("known/2", "known/3")
     assert [x.shape for x in trained] == [(2, DIM)] * 2
     assert np.isfinite(trained).all()
@@ -370,9 +333,7 @@ def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
 def magface(cache, folder, grid=(1, 1), **keys):
     """Variables after a training of which a third of the labels are not used."""
     more = {"loss": "magface", **keys}
-    return pretrained(
-        semi_supervised(cache, grid, more, unlabeled_fraction=0.3), folder
-    )
+    return pretrain(semi_supervised(cache, grid, more, unlabeled_fraction=0.3), folder)
 
 
 @pytest.fixture(scope="module")
@@ -446,10 +407,7 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     backbone = linear().init(jax.random.key(0))
     phi = jnp.ones((2, DIM))
     start = {"params": {"backbone": backbone["params"], "phi": phi}, "batch_stats": {}}
-    begun = start_stage(built, trainer, start, tmp_path)
-    begun.checkpointer.close()
-    before = begun.server
-    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
+    _, before, server, _ = first_round(built, "taught", start, tmp_path)
     images = np.asarray(built.task.dataset.images[:9], np.float32) / 127.5 - 1
     teacher = unit(np.asarray(linear().apply(told().teacher.variables, images)[0]))
 

@@ -11,7 +11,6 @@ from numpy.testing import assert_allclose
 from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces.public_classes import build_public_loss
 from fedfr_jax.types import Batch
 
@@ -125,8 +124,3 @@ def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone():
         jax.tree.map(functools.partial(assert_allclose, rtol=1e-5), found, mixture)
     taught = gradient(1.0, batch_of(0))
     assert np.abs(taught["fc"]["kernel"] - mixture["fc"]["kernel"]).max() > 1e-3
-
-
-def test_a_weight_below_0_is_refused_by_its_key():
-    with pytest.raises(ValueError, match="config.pretrain.gate_weight must"):
-        parse(Training, {"gate_weight": -1.0}, "config.pretrain")

@@ -7,14 +7,8 @@ import pytest
 
 from fedfr_jax.configs import base
 from fedfr_jax.federated.parameter_packing import on_unpacked, pack_networks, unpack
-from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.parts import parse
-from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.tasks.experiment import method_options
 from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
-from fedfr_jax.tasks.faces.stages import SPEC
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -61,40 +55,17 @@ def built(methods, **settings):
     return experiment_of(settings, linear_model(), source_of(images, labels), partition)
 
 
-def pretrained(experiment, folder):
-    """Variables after the central stage."""
-    trainer = experiment.stages["pretrained"].trainer
-    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        variables = train_central(trainer, experiment.mesh, folder, seed=0)
-    return trainer, jax.device_get(variables)
-
-
 def played(experiment, variables, folder, row):
     """(trainer, server, rows) after a round."""
-    trainer = experiment.stages[row].trainer
-    begun = start_stage(experiment, trainer, variables, folder)
-    begun.checkpointer.close()
-    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
-    rows, _ = begun.store.gather(np.arange(2))
-    return trainer, jax.device_get(server), jax.device_get(rows)
-
-
-def test_a_central_row_of_another_loss_has_its_own_options():
-    given = {"loss": {"name": "adaface", "ema_rate": 0.1}}
-
-    def loss_of(**own):
-        methods = {"row": {"kind": "central", **own}}
-        options = method_options(SPEC, {"pretrain": given, "methods": methods}, "row")
-        return parse(SPEC.methods, options).training.loss
-
-    assert loss_of(epochs=9) == given["loss"]
-    assert loss_of(loss="magface") == "magface"
+    trainer, _, server, rows = given.first_round(experiment, row, variables, folder)
+    return trainer, server, rows
 
 
 def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_path):
     row = {**base.FEDAVG, **RATE, **CURRICULAR}
     experiment = built({"fedavg": row}, loss="adaface")
-    central, variables = pretrained(experiment, tmp_path / "a")
+    central = experiment.stages["pretrained"].trainer
+    variables = given.pretrain(experiment, tmp_path / "a")
     kept = variables["batch_stats"][NUMBERS]
     start = LOSSES["adaface"]().state
     assert kept.keys() == start.keys()
@@ -120,12 +91,7 @@ def found_in(tree, name):
 
 @pytest.mark.parametrize("statistics", ["average", "local"])
 def test_any_algorithm_carries_numbers_and_keeps_what_is_learned(tmp_path, statistics):
-    classical = {
-        "algorithm": "fedprox",
-        "mu": 0.1,
-        "batch_stats": statistics,
-        **RATE,
-    }
+    classical = {"algorithm": "fedprox", "mu": 0.1, "batch_stats": statistics, **RATE}
     experiment = built(
         {"t": {**classical, **CURRICULAR}, "b": {**classical, "loss": "uniface"}}
     )

@@ -20,14 +20,9 @@ from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.stages import final_simulation
-from fedfr_jax.tasks.faces.frozen_features import (
-    class_features,
-    class_of_row,
-    client_of_row,
-)
-from fedfr_jax.tasks.faces.methods import backbone_features, distillation_loss
+from fedfr_jax.tasks.faces.methods import distillation_loss
 from fedfr_jax.tasks.faces.public_classes import public_means, public_population
-from fedfr_jax.types import Batch, Cohort, Model
+from fedfr_jax.types import Batch, Cohort
 from tests.tasks.faces import given
 
 pytestmark = pytest.mark.ci
@@ -62,22 +57,7 @@ ROWS = {
 }
 
 
-def linear_model():
-    """One linear layer over the pixels."""
-
-    def init(key):
-        kernel = 0.1 * jax.random.normal(key, (SIDE * SIDE, DIM))
-        return {"params": {"kernel": kernel}, "batch_stats": {}}
-
-    def apply(variables, x, train, key=None):
-        del train
-        flat = x.reshape(len(x), -1)
-        return flat @ variables["params"]["kernel"], variables["batch_stats"]
-
-    return Model(init, apply, (SIDE, SIDE, 1), DIM)
-
-
-MODEL = linear_model()
+MODEL = given.linear_model((SIDE, SIDE, 1), DIM)
 BACKBONE = MODEL.init(jax.random.key(5))
 
 
@@ -303,19 +283,6 @@ def test_class_level_takes_whole_classes_by_phi(task):
     assert some  # neither everything nor nothing
 
 
-def test_rows_stand_for_their_class_and_padding_for_nothing():
-    client = client_of_row(np.array([3, 2]), 6)
-    np.testing.assert_array_equal(client, [0, 0, 0, 1, 1, 2])
-    labels = np.array([5, 1, 5, 5, 1, 5, 1, 0])
-    owner = jax.jit(class_of_row)(client, labels[:6])
-    np.testing.assert_array_equal(owner, [1, 0, 1, 3, 2, 4])
-    features = np.arange(8, dtype=np.float32)[:, None] * np.ones((1, 2), np.float32)
-    phi = np.float32([[10, 10], [20, 20]])
-    rows = class_features(features, client, phi, labels)
-    np.testing.assert_allclose(rows[:5, 0], [1, 1, 1, 3, 4])
-    np.testing.assert_allclose(rows[6:, 0], [20, 10])
-
-
 def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task):
     frozen = {"learning_rate": 0.0, "weight_decay": 0.0}
     method = given.method_of(
@@ -459,128 +426,6 @@ def test_central_training_on_everybody_has_every_class_once(task):
     np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
 
 
-def test_backbone_features_are_traced_once_for_all_that_calls_them():
-    calls = []
-    count = lambda *arguments: calls.append(arguments) or MODEL.apply(*arguments)
-    embed = backbone_features(MODEL._replace(apply=count))
-    images = jnp.zeros((2, *MODEL.input_shape))
-    for _ in range(2):
-        jax.eval_shape(lambda *arguments: embed(*arguments), BACKBONE, images)
-    assert len(calls) == 1
-
-
-def test_backbone_features_ignore_the_branch(task):
-    images = decode(task.table.images[:2])
-    expected = MODEL.apply(BACKBONE, images, False)[0]
-    np.testing.assert_array_equal(backbone_features(MODEL)(BACKBONE, images), expected)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"adaptation": {}}, "branch must be None with adaptation"),
-        ({**PLAIN, "adaptation": {"kind": "prune"}}, "adaptation.kind must be one of"),
-        (
-            {**PLAIN, "adaptation": {"rate": 1}},
-            "adaptation must have keys of .'alpha', 'kind'",
-        ),
-        ({"hard_negative_level": "pixel"}, "hard_negative_level must be one of"),
-        ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
-        (
-            {"branch_reweighting": "corrected"},
-            "num_clients must be at least 1 with branch_reweighting, got 0",
-        ),
-        ({"branch": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
-        ({"branch": {"name": "cosface", "t": 3}}, ".'margin', 'scale'., got"),
-        ({"branch": "softmax"}, "branch must be one of .*'bce'.*, got 'softmax'"),
-        ({"branch": 3}, "branch must be a text or a mapping or none, got 3"),
-        ({"branch": {"name": "uniface", "t": 3}}, "'negative_weight', 's"),
-        ({"loss": "adaface", "branch": "cosface"}, "without state or parameters"),
-        ({"loss": {"name": "adaface", "h": 0.0}}, "h must be positi"),
-        ({"loss": {"name": "class_hinge", "h": 1}}, "loss must have keys of .*got 'h'"),
-        (
-            {"loss": "uniface", "branch_reweighting": "corrected", "num_clients": 3},
-            "loss must be a softmax",
-        ),
-        (
-            {**PLAIN, "adaptation": {"loss": "adaface"}},
-            "adaptation.loss must be a softmax",
-        ),
-        (
-            {"spreadout": {"steps": 3}, "num_clients": 3},
-            "spreadout needs the key threshold",
-        ),
-        (
-            {**PLAIN, "spreadout": {"threshold": 0.4, "r": 1}, "num_clients": 3},
-            "must have keys of .'learning_rate', 'momentum', 'steps', ",
-        ),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        given.method_of(MODEL, num_classes=3, **options)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_hard_negatives": -1}, "max_hard_negatives must be at least 0, got -1."),
-        (
-            {"contrastive_temperature": 0},
-            "contrastive_temperature must be positive, got 0.",
-        ),
-        (
-            {"hard_negative_threshold": 7},
-            "hard_negative_threshold must be in [-1, 1], got 7.",
-        ),
-        ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
-        ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
-        ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
-        ({"momentum": 1.5}, "momentum must be in [0, 1), got 1.5."),
-        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0."),
-        ({"loss": {"scale": 0.0}}, "loss.scale must be positive, got 0.0."),
-        ({"loss": {"margin": -0.4}}, "loss.margin must be at least 0, got -0.4."),
-        ({"contrastive_weight": -5}, "contrastive_weight must be at least 0, got -5."),
-        ({"branch": {"weight": -10}}, "branch.weight must be at least 0, got -10."),
-        ({"spreadout": 2.0}, "spreadout must be in [-1, 1], got 2.0."),
-        (
-            {"branch": {"t": 0.5}},
-            "branch.t must be at least 1, got 0.5.",
-        ),
-        (
-            {"branch": {"positive_weight": 70}},
-            "branch.positive_weight must be in [0, 1], got 70.",
-        ),
-        (
-            {"spreadout": {"threshold": 0.4, "steps": -1}},
-            "spreadout.steps must be at least 0, got -1.",
-        ),
-        (
-            {"branch": None, "adaptation": {"epochs": -3}},
-            "adaptation.epochs must be at least 0, got -3.",
-        ),
-        (
-            {"branch": None, "adaptation": {"epochs": 2.5}},
-            "adaptation.epochs must be a whole number, got 2.5.",
-        ),
-        (
-            {"branch": None, "adaptation": {"temperature": 0.0}},
-            "adaptation.temperature must be positive, got 0.0.",
-        ),
-    ],
-)
-def test_a_number_out_of_range_is_refused_with_its_row(task, options, message):
-    with pytest.raises(ValueError) as caught:
-        given.trainer_of(given.nested(options), MODEL, task.partition, "mine")
-    said = str(caught.value).replace(": ", ".").replace(".algorithm.", ".")
-    assert said == f"config.methods.mine.{message}"
-
-
-def test_an_unknown_key_names_its_row_once(task):
-    with pytest.raises(ValueError, match="^config.methods.mine must have keys of"):
-        given.trainer_of({"thresold": 0.4}, MODEL, task.partition, "mine")
-
-
 def test_the_options_of_the_spread_out_reach_the_server(task):
     row = {**ROWS["fedface"], "weight_decay": 0.0}
     options = {"steps": 3, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.1}
@@ -594,8 +439,3 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
     found = server.heads.reshape(-1, DIM)
     np.testing.assert_allclose(found, apart(**options), atol=1e-6)
     assert differs(found, apart())
-
-
-def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
-    method = given.method_of(MODEL, num_classes=3, branch=None, adaptation={})
-    assert method.final_adaptation.epochs == 5

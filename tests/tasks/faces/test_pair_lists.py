@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from fedfr_jax.evaluation import verification
-from fedfr_jax.federated.client import Population
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import pair_list
-from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.types import Dataset
 from tests.tasks.faces.evaluation_files import (
     SHAPE,
     SMALL,
+    evaluator_of,
     looked_up,
     numbered,
+    opened,
     png,
     write_bin,
 )
@@ -28,8 +25,8 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     arrays = golden("fedfr_pair_verification")
     features, is_same = arrays["embeddings"].astype(np.float32), arrays["issame"]
     path = write_bin(tmp_path / "lfw.bin", is_same)
-    judge = FaceEvaluator(task, make_mesh(2), pairs=str(path), **SMALL)
-    plain = FaceEvaluator(task, make_mesh(2), **SMALL)
+    judge = evaluator_of(task, 2, pairs=str(path), **SMALL)
+    plain = evaluator_of(task, 2, **SMALL)
     judged = judge.generic(looked_up, features[None]).metrics
     mean = float(arrays["accuracy_mean"])
     assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
@@ -49,13 +46,13 @@ def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):
     is_same = np.tile([True, False], 30)
     views = rng.normal(size=(120, 2, 6)).astype(np.float32)
     path = write_bin(tmp_path / "a.bin", is_same)
-    given = pair_list(SHAPE, path=path, folds=5, fars=0.2)
+    given = opened(pair_list, SHAPE, path=path, folds=5, fars=0.2)
     expected = verification.ten_fold(
         verification.flip_sum(views[:, 0], views[:, 1]), is_same, folds=5
     )
     assert given.is_mirrored
     assert given.metrics(views)["accuracy"] == expected["accuracy"]
-    single = pair_list(SHAPE, path=path, folds=5, flip_test=False)
+    single = opened(pair_list, SHAPE, path=path, folds=5, flip_test=False)
     expected = verification.ten_fold(views[:, 0], is_same, folds=5)["accuracy"]
     assert not single.is_mirrored
     assert single.metrics(views[:, :1])["accuracy"] == expected
@@ -70,20 +67,17 @@ def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path
     ]
     write_list(tmp_path / "dev.txt", pairs(0))
     write_list(tmp_path / "test.txt", pairs(12))
-    source = lambda name: {
-        "name": "listed_pairs",
-        "path": str(tmp_path),
-        "pairs": name,
-    }
-    given = pair_list(
+    source = lambda name: {"name": "listed_pairs", "path": str(tmp_path), "pairs": name}
+    given = opened(
+        pair_list,
         SHAPE,
         source=source("test.txt"),
         threshold_pairs=source("dev.txt"),
         fars=(0.2, 0.4),
         flip_test=False,
     )
-    assert given.num_images == 24
-    seen = given.read(np.array([23, 0, 13, 11]))
+    assert given.source.labels.size == 24
+    seen = given.source.read(np.array([23, 0, 13, 11]))
     # Each list has its images in the order of their names.
     order = np.concatenate([sorted(range(k, k + 12), key=str) for k in (0, 12)])
     np.testing.assert_array_equal(seen, numbered(order[[23, 0, 13, 11]]))
@@ -101,15 +95,15 @@ def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path
     tar = (far[6:9] < limit).mean()
     np.testing.assert_allclose(metrics["tar@far=4e-01"], tar)
     assert list(metrics) == ["accuracy", "tar@far=2e-01~", "tar@far=4e-01"]
-    with pytest.raises(ValueError, match="config.evaluation.pairs: every fold must"):
-        pair_list(SHAPE, source=source("test.txt"), folds=2)
+    with pytest.raises(ValueError, match="config.evaluation.set: every fold must"):
+        opened(pair_list, SHAPE, source=source("test.txt"), folds=2)
     for line in ("0.png 1.png maybe", "0.png 0.png 1", "0.png 1"):
         write_list(tmp_path / "bad.txt", [line])
         with pytest.raises(ValueError, match="bad.txt line 3 must be two images and"):
-            pair_list(SHAPE, source=source("bad.txt"))
+            opened(pair_list, SHAPE, source=source("bad.txt"))
     write_list(tmp_path / "bad.txt", ["0.png 99.png 1"])
     with pytest.raises(ValueError, match="must have every listed image, got 1 of"):
-        pair_list(SHAPE, source=source("bad.txt"))
+        opened(pair_list, SHAPE, source=source("bad.txt"))
 
 
 def test_any_source_with_pairs_is_a_pair_list(tmp_path):
@@ -124,55 +118,7 @@ def test_any_source_with_pairs_is_a_pair_list(tmp_path):
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     source = {"name": "lfw", "data_dir": tmp_path, "pairs": "pairs.txt"}
     source["align"] = False
-    given = pair_list((8, 8, 3), source=source, folds=2)
-    assert given.num_images == 5  # both of p0 and of p2, p3's second
-    values = given.read(np.arange(5)).mean((1, 2, 3))
+    given = opened(pair_list, (8, 8, 3), source=source, folds=2)
+    assert given.source.labels.size == 5  # both of p0 and of p2, p3's second
+    values = given.source.read(np.arange(5)).mean((1, 2, 3))
     np.testing.assert_allclose(values, [0, 1, 40, 41, 61])
-
-
-@pytest.mark.parametrize("word", ["binned", "exact"])
-def test_personalized_thresholds_are_the_released_ones(golden, word):
-    released = golden("fedfr_personalized_eval")
-    features = [released["features"], released["gallery_image_features"]]
-    classes = np.arange(60).reshape(3, 20)
-    labels = released["labels"].astype(np.int32)
-    own = released["gallery_image_labels"].astype(np.int32)
-    order = np.argsort(own, kind="stable")
-    own, gallery = own[order], len(labels) + order
-    ends = np.searchsorted(own, [0, 20, 40, 60])
-    unseen = np.repeat(np.arange(100, 110, dtype=np.int32), 4)
-
-    class FakePartition:
-        identities, unseen_labels = classes, unseen
-
-    tested = np.concatenate([np.arange(len(labels)), np.zeros(len(unseen), int)])
-    task = FaceData(
-        FakePartition,
-        Dataset.from_arrays(numbered(gallery), own),
-        Population(ends, np.full(3, 20, np.int32)),
-        Dataset.from_arrays(numbered(tested), np.concatenate([labels, unseen])),
-        labels,
-        own,
-    )
-    fars, fpirs = (1e-1, 1e-2, 1e-3, 1e-4), tuple(released["tpir_fpir"])
-    judge = FaceEvaluator(
-        task,
-        make_mesh(2),
-        fars=fars,
-        fpirs=fpirs,
-        batch_size=64,
-        client_thresholds=word,
-    )
-    network = np.concatenate(features)[None]
-    judged = judge.personalized(looked_up, None, network)
-    columns = list(judged.per_client.values())
-    exact = np.stack([released[f"exact_tar_client{c}"] for c in range(3)])
-    binned = released["tpr_percent_far_1e-1_to_1e-6"][:, :4]
-    found = np.stack(columns[:4], axis=1)
-    if word == "exact":
-        np.testing.assert_allclose(found, exact, atol=1.01 / 15_600)
-    else:
-        np.testing.assert_allclose(100 * found, binned, atol=0.0101)
-        assert np.abs(found - exact).max() > 1e-4
-    tpir = np.stack(columns[4:], axis=1)
-    np.testing.assert_allclose(tpir, released["tpir_clients"], atol=1e-9)

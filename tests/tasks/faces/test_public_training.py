@@ -4,13 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.parts import parse
-from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.types import Model
-from tests.tasks.faces.given import experiment_of, partition_of, source_of
+from tests.tasks.faces import given
+from tests.tasks.faces.given import experiment_of, linear_model, partition_of, source_of
 
 pytestmark = pytest.mark.ci
 
@@ -29,20 +25,6 @@ CUT = {
 }
 
 
-def network():
-    """A linear layer, no batch statistics."""
-
-    def apply(variables, x, train=False, key=None):
-        del train, key
-        return x.reshape(len(x), -1) @ variables["params"]["kernel"], {}
-
-    def init(key):
-        kernel = jax.random.normal(key, (48, 6))
-        return {"params": {"kernel": kernel}, "batch_stats": {}}
-
-    return Model(init, apply, (4, 4, 3), 6)
-
-
 def experiment(grid=(1, 1), **pretrain):
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(15, dtype=np.int32), 6)
@@ -53,15 +35,14 @@ def experiment(grid=(1, 1), **pretrain):
     )
     settings = {"pretrain": {**SETTINGS, **pretrain}, "methods": {"fedfr": {}}}
     source = source_of(images, labels)
-    return experiment_of(settings, network(), source, partition, grid=grid)
+    return experiment_of(
+        settings, linear_model((4, 4, 3), 6, 1.0), source, partition, grid
+    )
 
 
 def pretrained(folder, grid=(1, 1), **pretrain):
     """The variables at the end of pretraining on devices [clients, model]."""
-    whole = experiment(grid, **pretrain)
-    trainer = whole.stages["pretrained"].trainer
-    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-        return train_central(trainer, whole.mesh, folder, seed=0)
+    return given.pretrain(experiment(grid, **pretrain), folder)
 
 
 def close(actual, expected):
@@ -110,50 +91,3 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
     of_all = pretrained(tmp_path / "of all", loss={"scale": 8.0})
     change = plain["params"]["phi"] - of_all["params"]["phi"]
     assert np.abs(change).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    "wrong, says",
-    [
-        (
-            {"class_sample_rate": 0.1},
-            "class_sample_rate needs class_parallel=True",
-        ),
-        (
-            {"class_parallel": True, "class_sample_rate": (0.1, 0.0)},
-            "class_sample_rate must be in",
-        ),
-        (
-            {"gradient_accumulation_steps": 3},
-            "batch_size must be a multiple of 12 .devices",
-        ),
-        ({"sharding": (("kernel", "zero4"),)}, "sharding must be .*zero4"),
-        ({"sharding": ("kernel",)}, "sharding must be .*kernel"),
-        (
-            {"sync_batch_norm": "global"},
-            "sync_batch_norm must be true or false or a whole number",
-        ),
-        (
-            {"reduce_dtype": "float16"},
-            "reduce_dtype must be one of .'bfloat16'. or none",
-        ),
-        ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'adam_coupled', "),
-    ],
-)
-def test_a_setting_out_of_its_range_is_refused(wrong, says):
-    with pytest.raises(ValueError, match=f"config.pretrain.*{says}"):
-        settings = parse(Training, {**SETTINGS, **wrong}, "config.pretrain")
-        check_training(settings, "config.pretrain", 100, make_mesh(4))
-
-
-@pytest.mark.parametrize(
-    "wrong, says",
-    [
-        ({"sharding": (("kernels", "zero3"),)}, "such as .*backbone/kernel"),
-        ({"frozen": "nothing"}, "config.pretrain.frozen: .*such as .*backbone/kernel"),
-        ({**CUT, "loss": "uniface"}, "loss must be a softmax"),
-    ],
-)
-def test_what_does_not_fit_the_network_is_refused_before_training(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        experiment((2, 1), **wrong)

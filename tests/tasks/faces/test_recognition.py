@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.partition import by_identity
 from fedfr_jax.evaluation.personalized import client_verification
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.faces.data import build_face_data
-from fedfr_jax.tasks.faces.evaluator import FaceEvaluator, balanced_pairs, min_negatives
+from fedfr_jax.tasks.faces.evaluator import balanced_pairs, min_negatives
 from fedfr_jax.types import Source, TrainedModels
+from tests.tasks.faces.evaluation_files import evaluator_of
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 pytestmark = pytest.mark.ci
@@ -61,40 +61,14 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     np.testing.assert_array_equal(public, labels[p.public_examples])
 
 
-def test_training_images_bring_the_landmarks_that_their_source_has(task):
-    task, _ = task
-    p = task.partition
-    rows = np.concatenate([p.train, p.public_examples])
-    made, _ = source()
-    points = np.random.default_rng(0).uniform(0, 6, (140, 5, 2)).astype(np.float32)
-    made = made._replace(landmarks=points)
-    for memory in (None, 2 * 40 * 8):
-        table = build_face_data(made, p, memory, with_landmarks=True).table
-        found = table.inputs if memory is None else table.read(np.arange(len(rows)))
-        np.testing.assert_array_equal(found["landmarks"], points[rows])
-        np.testing.assert_array_equal(found["image"], task.table.images)
-    assert set(build_face_data(made, p).table.inputs) == {"image"}
-
-
-def test_streamed_images_are_judged_alike(task):
-    task, _ = task
-    made, _ = source()
-    streamed = build_face_data(made, task.partition, stream_bytes=2 * 40 * 8)
-    network = np.random.default_rng(1).normal(size=(36, 5)).astype(np.float32)
-    options = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
-    judges = [FaceEvaluator(t, make_mesh(2), **options) for t in (task, streamed)]
-    expected, actual = (judge.generic(embed, network) for judge in judges)
-    assert actual.metrics == expected.metrics
-    expected, actual = (judge.personalized(embed, None, network) for judge in judges)
-    assert actual.metrics == expected.metrics
-
-
 def test_the_judge_scores_each_clients_own_network(task):
     task, images = task
     rng = np.random.default_rng(1)
     networks = [rng.normal(size=(36, 5)).astype(np.float32) for _ in range(3)]
-    judge = FaceEvaluator(task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.5,))
-    judged = judge.personalized(embed, lambda client: networks[client])
+    judge = evaluator_of(task, 4, batch_size=8, fars=(0.1,), fpirs=(0.5,))
+    judged = judge.personalized(
+        TrainedModels(None, embed, lambda client: networks[client], embed)
+    )
     p = task.partition
     for client, network in enumerate(networks):
         pixels = np.float32(images[p.test]) / np.float32(127.5) - 1
@@ -107,13 +81,13 @@ def test_the_judge_scores_each_clients_own_network(task):
         got = judged.per_client["tar@far=1e-01"][client]
         np.testing.assert_allclose(got, expected["tar@far=1e-01"], atol=1e-6)
     assert "tpir@fpir=5e-01" in judged.metrics
-    strict = FaceEvaluator(
-        task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.02,)
+    strict = evaluator_of(
+        task, 4, batch_size=8, fars=(0.1,), fpirs=(0.02,)
     )  # of 36 images
-    told = strict.personalized(embed, None, networks[0])
+    told = strict.personalized(TrainedModels(networks[0], embed, None, embed))
     for found in (told.metrics, told.per_client):
         assert "tpir@fpir=2e-02~" in found and "tpir@fpir=2e-02" not in found
-    single = judge.personalized(embed, None, networks[0])
+    single = judge.personalized(TrainedModels(networks[0], embed, None, embed))
     assert single.per_client["tar@far=1e-01"][0] == pytest.approx(
         judged.per_client["tar@far=1e-01"][0], abs=1e-6
     )
@@ -132,7 +106,7 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     partition = partition_of(people, is_test, [[0, 1], [2]], public=[3], unseen=[4, 5])
     source = source_of(images[:, :, None, None], people)
     options = {"fars": (0.4,), "fpirs": (0.5,)}
-    judge = FaceEvaluator(build_face_data(source, partition), make_mesh(1), **options)
+    judge = evaluator_of(build_face_data(source, partition), 1, **options)
     own = lambda client: np.zeros((4, 4), np.float32)
     networks = TrainedModels(np.eye(4, dtype=np.float32), embed, own, embed)
     generic = judge.evaluators["generic"].evaluate(networks)
@@ -148,7 +122,7 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
 def test_unseen_people_are_judged_with_masks_too(task):
     """A network that sees foreheads only loses nothing; one that sees chins does."""
     task, _ = task
-    judge = FaceEvaluator(task, make_mesh(1), masked_fars=(0.1, 1e-5), fars=(0.1,))
+    judge = evaluator_of(task, 1, masked_fars=(0.1, 1e-5), fars=(0.1,))
     rows = np.arange(36) // 6
     networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
     upper, lower = (judge.generic(embed, network.T).metrics for network in networks)
@@ -161,8 +135,6 @@ def test_unseen_people_are_judged_with_masks_too(task):
         assert "mfr_score@far=1e-05~" in found
         assert standard == pytest.approx(1 - found["tar@far=1e-01"])
     assert lower["mfr_masked_fnmr@far=1e-01"] > upper["mfr_masked_fnmr@far=1e-01"] + 0.1
-    with pytest.raises(ValueError, match="masked_fars must be in"):
-        FaceEvaluator(task, make_mesh(1), masked_fars=1.5)
 
 
 def test_judged_masks_lie_where_the_landmarks_are():

@@ -5,9 +5,13 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from tests.tasks.faces.evaluation_files import SMALL, looked_up, numbered, png
+from tests.tasks.faces.evaluation_files import (
+    SMALL,
+    evaluator_of,
+    looked_up,
+    numbered,
+    png,
+)
 
 
 def write_search(path, listed):
@@ -37,7 +41,7 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     rng = np.random.default_rng(2)
     features = rng.normal(size=(14, 4)).astype(np.float32)
     features[4:8] += 0.3 * features[:4]
-    judge = FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
+    judge = evaluator_of(task, 1, identification=str(tmp_path), **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     scores = unit[:4] @ unit[4:].T
@@ -48,7 +52,7 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
     message = "have every listed image" if listed else "a mate for every probe"
     with pytest.raises(ValueError, match=message):
-        FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
+        evaluator_of(task, 1, identification=str(tmp_path), **SMALL)
 
 
 def test_a_list_that_names_an_image_twice_is_refused(task, tmp_path):
@@ -58,4 +62,4 @@ def test_a_list_that_names_an_image_twice_is_refused(task, tmp_path):
     savemat(tmp_path / "probe_img_ID_pairs.mat", content)
     message = "probe_img_ID_pairs.mat must list each image once, got 00.png twice"
     with pytest.raises(ValueError, match=message):
-        FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
+        evaluator_of(task, 1, identification=str(tmp_path), **SMALL)

@@ -11,21 +11,22 @@ from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.data.stream import stream
 from fedfr_jax.evaluation import templates
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.evaluation_sets import template_set
-from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from tests.tasks.faces.evaluation_files import SHAPE, SMALL, looked_up, write_release
+from tests.tasks.faces.evaluation_files import (
+    SMALL,
+    evaluator_of,
+    looked_up,
+    opened,
+    write_release,
+)
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_templates_by_config_give_the_released_numbers(
     task, released, release, num_devices
 ):
-    judge = FaceEvaluator(
-        task,
-        make_mesh(num_devices),
-        templates={"path": str(release), "align": False},
-        **SMALL,
+    judge = evaluator_of(
+        task, num_devices, templates={"path": str(release), "align": False}, **SMALL
     )
     judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
     found = {k: v for k, v in judged.metrics.items() if k.startswith("ijb_")}
@@ -47,9 +48,7 @@ def test_strangers_among_the_probes_set_the_threshold_of_the_open_set(
     """Galleries apart, as open-set protocols have them: best scores by hand."""
     listed = {"path": str(release), "align": False, "pairs": None}
     gallery = "meta/ijbc_1N_gallery_G1.csv"
-    judge = FaceEvaluator(
-        task, make_mesh(1), templates={**listed, "gallery": gallery}, **SMALL
-    )
+    judge = evaluator_of(task, 1, templates={**listed, "gallery": gallery}, **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
     scores = released["probe_features"] @ released["gallery_features"][:9].T
     is_mate = released["probe_ids"][:, None] == released["gallery_ids"][None, :9]
@@ -72,9 +71,8 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
             "use_detector_score": faceness,
             "use_norm_score": keep_norm,
         }
-        given = template_set(
-            SHAPE, path=release, align=False, probes=None, fars=0.1, **options
-        )
+        options |= {"path": release, "align": False, "probes": None, "fars": 0.1}
+        given = opened(template_set, **options)
         weighed = templates.weigh_images(
             features,
             flipped=views[:, 1],
@@ -91,22 +89,13 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
         assert given.is_mirrored and given.metrics(views) == expected
 
 
-def test_judged_features_are_of_the_image_and_its_mirror_image(task, release):
-    features = np.random.default_rng(0).normal(size=(2, 260, 5)).astype(np.float32)
-    options = {"path": release, "align": False, "flip_test": True}
-    judge = FaceEvaluator(task, make_mesh(2), templates=options, **SMALL)
-    judged = judge.generic(looked_up, jnp.asarray(features)).metrics
-    expected = template_set(SHAPE, **options).metrics(features.transpose(1, 0, 2))
-    assert {k: judged[f"ijb_{k}"] for k in expected} == expected
-
-
 def test_templates_are_streamed_as_the_partition_is(task, released, release):
     read, labels = lambda i: task.evaluation_set.images[i], task.evaluation_set.labels
     streamed = task._replace(evaluation_set=stream(read, labels, memory=2 * 20 * 16))
     network = jnp.asarray(released["image_features"][None])
     options = {"templates": {"path": release, "align": False}, **SMALL}
     judged = [
-        FaceEvaluator(t, make_mesh(2), **options).generic(looked_up, network).metrics
+        evaluator_of(t, 2, **options).generic(looked_up, network).metrics
         for t in (task, streamed)
     ]
     assert judged[0] == judged[1]
@@ -136,11 +125,11 @@ def test_faces_are_aligned_by_the_landmarks_of_the_list(tmp_path):
         landmarks=tmp_path / "a.csv",
         align=True,
     )
-    found = template_set((24, 24, 3), path=tmp_path)
+    found = opened(template_set, (24, 24, 3), path=tmp_path)
     rows = np.array([2, 0, 3, 1])
-    np.testing.assert_array_equal(found.read(rows), expected.read(rows))
-    stretched = template_set((24, 24, 3), path=tmp_path, align=False)
-    assert (stretched.read(rows) != found.read(rows)).any()
+    np.testing.assert_array_equal(found.source.read(rows), expected.read(rows))
+    stretched = opened(template_set, (24, 24, 3), path=tmp_path, align=False)
+    assert (stretched.source.read(rows) != found.source.read(rows)).any()
     archive = shutil.make_archive(tmp_path / "crops", "zip", tmp_path / "loose_crop")
-    zipped = template_set((24, 24, 3), path=tmp_path, images=archive)
-    np.testing.assert_array_equal(zipped.read(rows), expected.read(rows))
+    zipped = opened(template_set, (24, 24, 3), path=tmp_path, images=archive)
+    np.testing.assert_array_equal(zipped.source.read(rows), expected.read(rows))

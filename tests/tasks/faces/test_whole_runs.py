@@ -4,18 +4,12 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedfr_jax.cli.main import main
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.evaluation import templates
-from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
-from fedfr_jax.runs import experiment
-from fedfr_jax.tasks.faces.evaluation_sets import template_set
-from fedfr_jax.types import TrainedModels
-from tests.tasks.faces.evaluation_files import META, write_bin, write_release
+from tests.tasks.faces.evaluation_files import write_release
 
 ROOT = pathlib.Path(__file__).parents[3]
 CONFIG = '''"""A tiny run on arrays."""
@@ -71,65 +65,6 @@ def tiny(tmp_path):
     config = tmp_path / "configs" / "tiny.py"
     config.write_text(CONFIG.replace("PATH", str(tmp_path)))
     return config, tmp_path, (template, np.array(pairs), subject)
-
-
-def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fpirs):
-    """What the evaluation room says of the set's embeddings."""
-    images = template_set((12, 12, 1), path=path).read(np.arange(96))
-    embed = jax.jit(apply)
-    features = embed(variables, jnp.float32(images) / 127.5 - 1)
-    _, _, scores = templates.read_landmarks(path / "meta" / META["landmarks"])
-    weighed = templates.weigh_images(features, detector_scores=scores)
-    found = templates.aggregate_templates(weighed, template, np.arange(96) // 2)
-    compared = templates.pair_scores(found, pairs[:, :2])
-    probes, gallery = np.arange(1, 24, 2), np.arange(0, 10, 2)
-    search = (
-        found.features[probes],
-        subject[probes],
-        found.features[gallery],
-        subject[gallery],
-    )
-    return {
-        **templates.tar_nearest_far(pairs[:, 2], compared, fars=fars),
-        "auc": templates.area_under_curve(pairs[:, 2], compared),
-        **pair_tpir(*search, fpirs=fpirs),
-        **rank_k(*search, ranks=(1, 2)),
-        # Seven strangers do not tell a rate of a tenth.
-        **{f"open_{k}~": v for k, v in open_set_tpir(*search, fpirs=fpirs).items()},
-    }
-
-
-@pytest.mark.ci
-def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys):
-    config, path, lists = tiny
-    built = []
-    keep = lambda made, folder, changed=None, **_: built.append(made)
-    monkeypatch.setattr(experiment, "run_experiment", keep)
-    monkeypatch.setattr(experiment, "evaluate_experiment", keep)
-    words = [f"--config={config}", f"--workdir={path / 'run'}"]
-    rates = {"fars": (1e-2, 1e-1), "fpirs": (1e-1,)}
-    options = {"path": str(path / "IJBC"), "ranks": (1, 2), **rates}
-    for command in ("train", "evaluate"):
-        extra = [] if command == "train" else [f"--config.evaluation.pairs={path}/p"]
-        write_bin(path / "p", [True, False] * 10)
-        given = f"--config.evaluation.templates={options}"
-        assert main([command, *words, given, *extra]) == 0, capsys.readouterr().err
-    trainers = [made.stages["pretrained"].trainer for made in built]
-    start = trainers[0].init(jax.random.key(3))
-    variables, apply = trainers[0].global_model(start), trainers[0].apply_global
-    expected = direct_numbers(apply, variables, path / "IJBC", *lists, **rates)
-    for made, trainer in zip(built, trainers, strict=True):
-        networks = TrainedModels(variables, trainer.apply_global, None, None)
-        judged = made.task.evaluators["generic"].evaluate(networks).metrics
-        actual = {k: v for k, v in judged.items() if k.startswith("ijb_")}
-        assert actual == {f"ijb_{k}": pytest.approx(v) for k, v in expected.items()}
-        assert 0 < actual["ijb_tar@far=1e-01"] < 1 and actual["ijb_rank2"] > 0
-        assert ("pairs_accuracy" in judged) == (made is built[1])
-    assert (
-        main(["evaluate", *words, "--config.evaluation.client_thresholds=linear"]) == 2
-    )
-    message = "client_thresholds must be one of ['exact', 'binned'], got 'linear'"
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -18,12 +18,7 @@ def source_of(people, cameras, roles, names=None):
 
     names = names or tuple(f"{i:04}" for i in range(people.max() + 1))
     return Source(
-        read,
-        people,
-        names,
-        SHAPE,
-        cameras=cameras,
-        roles=np.array(roles, np.uint8),
+        read, people, names, SHAPE, cameras=cameras, roles=np.array(roles, np.uint8)
     )
 
 

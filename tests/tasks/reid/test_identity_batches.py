@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.tasks.reid.data import (
-    check_identities,
+    BatchSizes,
+    batch_sizes,
     identity_batches,
     one_pass,
 )
@@ -14,9 +15,9 @@ def test_numbers_of_batches_are_distributed_as_torchreids(golden):
     arrays = golden("reid_more")
     identities, images = map(int, arrays["smp_PK"])
     labels = np.repeat(np.arange(8), arrays["smp_counts"])
-    given = {"identities": identities, "images": images}
+    sizes = BatchSizes(identities, images)
     lengths = [
-        sum(1 for _ in one_pass(labels, np.random.default_rng(seed), **given))
+        sum(1 for _ in one_pass(labels, np.random.default_rng(seed), sizes))
         for seed in range(1000)
     ]
     found = np.bincount(lengths, minlength=6) / 1000
@@ -32,7 +33,7 @@ def test_a_pass_takes_groups_of_one_identity_and_repeats_no_image_of_a_large_one
     counts = rng.integers(1, 15, 30)
     labels = rng.permutation(np.repeat(np.arange(30), counts))
     taken = []
-    for batch in one_pass(labels, rng, identities=5, images=3):
+    for batch in one_pass(labels, rng, BatchSizes(5, 3)):
         of = labels[batch].reshape(5, 3)
         assert (of == of[:, :1]).all() and len(set(of[:, 0])) == 5
         taken += batch.tolist()
@@ -47,9 +48,9 @@ def test_a_pass_takes_groups_of_one_identity_and_repeats_no_image_of_a_large_one
 
 def test_batches_go_on_pass_after_pass_and_depend_on_the_seed_alone():
     labels = np.repeat(np.arange(4), 2)
-    given = {"identities": 4, "images": 2, "count": 3}
-    rows = identity_batches(labels, np.random.default_rng(1), **given)
-    again = identity_batches(labels, np.random.default_rng(1), **given)
+    given = BatchSizes(4, 2), 3
+    rows = identity_batches(labels, np.random.default_rng(1), *given)
+    again = identity_batches(labels, np.random.default_rng(1), *given)
     np.testing.assert_array_equal(rows, again)
     # A pass is one batch of everything.
     np.testing.assert_array_equal(np.sort(rows), np.tile(np.arange(8), (3, 1)))
@@ -58,4 +59,6 @@ def test_batches_go_on_pass_after_pass_and_depend_on_the_seed_alone():
 
 def test_too_few_identities_name_whose_they_are():
     with pytest.raises(ValueError, match="client 3 must have at least the 4 .* got 2"):
-        check_identities("client 3", np.array([0, 0, 5]), identities=4, images=2)
+        batch_sizes(8, 4, {"client 3": np.array([0, 0, 5])})
+    with pytest.raises(ValueError, match="divide batch_size=8, got 3"):
+        batch_sizes(8, 3, {})

@@ -10,14 +10,12 @@ import pytest
 from fedfr_jax.config.build import build
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.deploy.export import convert
-from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedreid import cosine_distance
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.types import CentralTrainer, Cohort
-from tests.contracts.rows import rows_of
 from tests.tasks.reid.given import crossed
 
 pytestmark = pytest.mark.ci
@@ -207,113 +205,6 @@ def test_nobody_trains_on_public_people():
 
 
 RATE = {"learning_rate": 0.05}
-COLD = {"name": "moon", "contrastive_temperature": 0.0}
-
-
-TOLD = ("model", "num_clients", "shared")
-REFUSED = {  # and what they would need
-    "afl": "one set of classes for all clients",
-    "fedaws": "a parameter with a vector for every class",
-    "fedfr": "public identities next to those of clients",
-    "fedmargin": "one set of classes for all clients",
-}
-
-
-def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
-    rows = rows_of("params/neck/", given=TOLD)  # the classifier stays as it is
-    rows = {name: row for name, row in rows.items() if name not in REFUSED}
-    assert ALGORITHMS.keys() - rows.keys() == REFUSED.keys()
-    federation = {"rounds": 1, "local_epochs": 2, "batch_size": 4}
-    built = build(config(methods=rows, federation=federation))
-    assert built.stages.keys() == rows.keys()
-    for name, needed in REFUSED.items():
-        rule = f"^config.methods.x: algorithm {name} needs {needed}, which the task re"
-        with pytest.raises(ValueError, match=rule):
-            build(config(methods={"x": {**RATE, "algorithm": name}}))
-
-
-@pytest.mark.parametrize(
-    ("changed", "rule"),
-    [
-        (
-            {"methods": {"x": {**RATE, "algorithm": "kd"}}},
-            "public data. Set config.partition.public",
-        ),
-        (
-            {"methods": {"x": {**RATE, "algorithm": {"name": None}}}},
-            "^config.methods.x.algorithm must be one of .*got None",
-        ),
-        (
-            {"methods": {"x": {**RATE, "identities_per_batch": 3}}},
-            "methods.x: identities_per_batch must divide batch_size=4",
-        ),
-        (
-            {
-                "methods": {"x": {**RATE, "identities_per_batch": 12}},
-                "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 12},
-            },
-            "camera 1 must have at least the 12 identities of a batch, got 8",
-        ),
-        (
-            {"partition": {"name": "by_camera", "public": {"max_images": 3}}},
-            "config.partition.public must have a fraction or a source",
-        ),
-        (
-            {"methods": {"x": {**RATE, "loss": {"triplet_metric": "l1"}}}},
-            "triplet_metric must",
-        ),
-        (
-            {
-                "methods": {"x": {**RATE, "local_epochs": 1}},
-                "federation": {
-                    "local_epochs": 2,
-                    "batch_size": 4,
-                    "straggler_fraction": 0.5,
-                },
-            },
-            "methods.x: local_epochs must be at least 2 with stragglers, got 1",
-        ),
-        (
-            {"methods": {"x": {**RATE, "algorithm": COLD}}},
-            "contrastive_temperature must be positive, got 0",
-        ),
-        ({"model": {"name": "segmenter"}}, "config.model must have features"),
-        *[
-            (
-                {"methods": {"x": {**RATE, "identities_per_batch": value}}},
-                "^config.methods.x.identities_per_batch must be a whole number, got",
-            )
-            for value in ("", None, (), {})
-        ],
-        *[
-            (
-                {"evaluation": {"local_training": value}},
-                "^config.evaluation.local_training must be a mapping or none, got",
-            )
-            for value in (True, "x", "", 0, ())
-        ],
-        *[
-            (
-                {"methods": {"x": {**RATE, "loss": {"triplet_margin": value}}}},
-                "^config.methods.x.loss.triplet_margin must be (at least 0|below 2)",
-            )
-            for value in (-1, 1e300)
-        ],
-        (
-            {
-                "partition": {
-                    "name": "by_camera",
-                    "public": {"fraction": 0.5, "seed": -1},
-                }
-            },
-            r"^config.partition.public.seed must be in \[0, 2..32\)",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_compiled(changed, rule):
-    plain = config(partition={"name": "by_camera"}, methods={"fedpav": RATE})
-    with pytest.raises(ValueError, match=rule):
-        build({**plain, **changed})
 
 
 def test_the_distance_of_rows_is_one_minus_their_cosine():

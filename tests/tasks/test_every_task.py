@@ -1,7 +1,4 @@
-"""A row of any task computes in bfloat16, rematerialized and clipped, from a config.
-
-And its running statistics are averaged or not, as the config says.
-"""
+"""What holds in every task: runs, streams, numerics, running statistics."""
 
 import re
 
@@ -12,65 +9,40 @@ import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.config.build import build
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.algorithms.personal import Server
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.plan.shapes import stage_shapes
+from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 from tests.federated import toys
+from tests.tasks import tiny
 
 pytestmark = pytest.mark.ci
 
-PEOPLE, CAMERAS, SHAPE = 10, 2, (8, 8, 3)
+SOME = toys.others_are_slow({("classification",)}, tiny.TASKS)
 TRUNK = {"blocks": (1, 1), "widths": (4, 8), "remat": True}
 CIFAR = {**TRUNK, "stem": "cifar"}
-IDS = {"num_clients": 2, "ids_per_client": 2, "num_public_ids": 4, "num_unseen_ids": 2}
-DEALT = {"name": "iid", "num_clients": 2}
-TASKS = {  # sections `model` and `partition`
-    "faces": ({"name": "iresnet", **TRUNK, "embedding_dim": 8}, IDS),
-    "classification": ({"name": "resnet", **CIFAR}, DEALT),
-    "segmentation": ({"encoder": {"name": "resnet", **CIFAR}, "width": 4}, DEALT),
-    "reid": ({"depth": 18, **CIFAR, "neck_dim": 4}, {"name": "by_camera"}),
+MODELS = {
+    "faces": {"name": "iresnet", **TRUNK, "embedding_dim": 8},
+    "classification": {"name": "resnet", **CIFAR},
+    "segmentation": {"encoder": {"name": "resnet", **CIFAR}, "width": 4},
+    "reid": {"depth": 18, **CIFAR, "neck_dim": 4},
 }
 
 
-def everything():
-    """A source for every task: people, cameras, masks, training and test images."""
-    each = np.meshgrid(*map(np.arange, (PEOPLE, CAMERAS, 4)), indexing="ij")
-    person, camera, time = (x.reshape(-1) for x in each)
-    draw = np.random.default_rng(0).integers
-    images = draw(0, 256, (len(person), *SHAPE)).astype(np.uint8)
-    masks = draw(0, 3, (len(person), *SHAPE[:2])).astype(np.uint8)
-    tested = np.where(time == 0, QUERY, GALLERY)
-    return Source(
-        read=lambda rows: images[rows],
-        labels=person.astype(np.int32),
-        names=tuple(map(str, range(PEOPLE))),
-        input_shape=SHAPE,
-        cameras=camera.astype(np.int32),
-        masks=Masks(lambda rows: masks[rows], ("sky", "road", "car")),
-        roles=np.where(person < 8, TRAIN, tested).astype(np.uint8),
-    )
-
-
-def config(task, **more):
-    model, partition = TASKS[task]
-    row = {"algorithm": "fedavg", "learning_rate": 0.1, **more}
-    return {
-        "task": task,
-        "data": {"name": "source_object", "source": everything()},
-        "partition": partition,
-        "model": {**model, "dtype": "bfloat16", "conv_implementation": "xla"},
-        "pretrain": {"batch_size": 8} if task == "faces" else {},
-        "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
-        "methods": {"row": {**row, "momentum": 0.0, "weight_decay": 0.0}},
-    }
+def config(task, **method):
+    """The task's tiny config with a deeper network, in bfloat16."""
+    plain = {"algorithm": "fedavg", "momentum": 0.0, "weight_decay": 0.0}
+    given = tiny.config(task, {**plain, **method})
+    numerics = {"dtype": "bfloat16", "conv_implementation": "xla"}
+    return {**given, "model": {**MODELS[task], **numerics}}
 
 
 def first_round(task, clip_norm, folder):
     """(params before, params after, metrics) of the server's network, on the host."""
     experiment = build(config(task, clip_norm=clip_norm))
-    trainer, start = experiment.stages["row"].trainer, None
+    trainer, start = experiment.stages["x"].trainer, None
     if task == "faces":
         start = experiment.stages["pretrained"].trainer.init(jax.random.key(0))
     begun = start_stage(experiment, trainer, start, folder)
@@ -83,19 +55,19 @@ def first_round(task, clip_norm, folder):
     return before, params(server), outcome.metrics
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", tiny.TASKS)
 def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
     experiment = build(config(task, clip_norm=1e-3))
     with jax.numpy_dtype_promotion("standard"):
-        text = str(stage_shapes(experiment, "row").client.program)
+        text = str(stage_shapes(experiment, "x").client.program)
     outputs = re.findall(r":(\w+)\[[^\n]*= conv_general_dilated\[", text)
     assert outputs.count("f32") == (3 if task == "segmentation" else 0), outputs
     assert outputs.count("bf16") > 10
     assert re.search(r"= (remat2|checkpoint)\[", text)
 
 
-@pytest.mark.parametrize("task", toys.others_are_slow({("classification",)}, TASKS))
+@pytest.mark.parametrize("task", SOME)
 def test_half_precision_trains_float32_parameters(task, tmp_path):
     before, after, metrics = first_round(task, 1e-3, tmp_path)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(after))
@@ -109,17 +81,50 @@ def test_half_precision_trains_float32_parameters(task, tmp_path):
 def averaged(task, batch_stats):
     """Names of the leaves of the server's state that a round averages."""
     experiment = build(config(task, batch_stats=batch_stats))
-    server = stage_shapes(experiment, "row").server
+    server = stage_shapes(experiment, "x").server
     while isinstance(server, Server):  # beside what clients keep, or the first one has
         server = server.inner
     paths = jax.tree_util.tree_leaves_with_path(server)
     return {trees.path_name(path) for path, _ in paths}
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", tiny.TASKS)
 def test_statistics_that_are_not_averaged_are_not_in_what_is(task):
     every = averaged(task, "average")
     statistics = {name for name in every if "batch_stats" in name}
     assert any(name.endswith("/var") for name in statistics)
     for batch_stats in ("local", "random_client"):
         assert averaged(task, batch_stats) == every - statistics
+
+
+def run(config, folder):
+    """(experiment, its numbers by method) of a config."""
+    experiment = build(config)
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        return experiment, run_experiment(experiment, folder)["methods"]
+
+
+@pytest.mark.parametrize("task", SOME)
+def test_a_run_is_evaluated_again_and_streamed_to_the_same_numbers(task, tmp_path):
+    given = tiny.config(task, {"algorithm": "fedavg"})
+    given["evaluation"] = (
+        {} if task in ("faces", "classification") else {"num_visualized": 0}
+    )
+    central = {"kind": "central", "epochs": 1, "batch_size": 16}  # two on a device
+    given["methods"]["central"] = central
+    experiment, found = run(given, tmp_path / "resident")
+    assert found.keys() - {"pretrained"} == {"x", "central"}
+    assert all(of["generic"] and of["personalized"] for of in found.values())
+    again = evaluate_experiment(experiment, tmp_path / "resident")["methods"]
+    assert again == found
+    given["federation"] = {**given["federation"], "data_placement": "stream"}
+    streamed, numbers = run(given, tmp_path / "streamed")
+    assert isinstance(streamed.task.dataset, Stream)
+    for name, of in found.items():
+        for evaluator, metrics in of.items():
+            assert numbers[name][evaluator] == pytest.approx(metrics, abs=1e-5), name
+    read = streamed.task.dataset.take(rows := np.array([20, 3, 4]))
+    resident = experiment.task.dataset
+    np.testing.assert_array_equal(read.images, resident.images[rows])
+    for name, values in resident.targets.items():
+        np.testing.assert_array_equal(read.targets[name], values[rows])
