@@ -162,7 +162,7 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     words = [f"--input={torch}", f"--output={back}", f"--model={model}"]
     capsys.readouterr()
     assert main(["convert", *words, "--input_shape=12,12,3"]) == 2
-    rule = "must fit the model, got bn2.running_mean (4,) instead of (6,)"
+    rule = "weights must fit the network: bn1.bias must be (6,), got (4,)"
     assert rule in capsys.readouterr().err
 
 
@@ -177,7 +177,7 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     for words, says in [
         (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
         (["verify", of, picture], "images must be two files"),
-        (["verify", of, "--far=1e-9", picture, picture], "larger --far"),
+        (["verify", of, "--far=1e-9", picture, picture], "another --far"),
         (["identify", of, "--gallery=no.npz", picture], "no.npz must be there"),
         (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
         (["verify", of, f"--images={picture}"], "(give images without a flag)"),
