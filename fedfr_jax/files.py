@@ -19,7 +19,7 @@ import secrets
 import stat
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -117,7 +117,7 @@ def check_file(path: str | os.PathLike, max_bytes: int | None = None) -> None:
 
 
 def open_regular(path: str | os.PathLike, flags: int) -> int:
-    """Opener for `open` of a stranger's file: a link, pipe or device is an OSError."""
+    """Opener for `open` of an untrusted file: a link, pipe or device is an OSError."""
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o666)
@@ -132,7 +132,7 @@ def open_regular(path: str | os.PathLike, flags: int) -> int:
 
 
 def read_regular(path: str | os.PathLike, max_bytes: int) -> bytes:
-    """Read a stranger's file; an OSError if it is no regular file or too large."""
+    """Read an untrusted file; an OSError if it is no regular file or too large."""
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
             text = f"Has more than {max_bytes >> 20} MiB"
@@ -188,16 +188,6 @@ def check_bytes(num_bytes: int, origin: str, max_bytes: int = MEMORY) -> None:
         )
 
 
-def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
-    """Raise ValueError for arrays of an .npz that unpack to more than all memory.
-
-    A file that is no .npz is left to its reader.
-    """
-    sizes = _unpacked_sizes(path)
-    for key in keys:
-        check_bytes(sizes.get(f"{key}.npy", 0), f"{path}: {key}")
-
-
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | bytes]:
     """Read all of an .npz; a member that is no array as bytes.
 
@@ -246,17 +236,13 @@ def check_archive(path: str | os.PathLike) -> None:
 
     A file that is no zip is left to its reader.
     """
-    check_bytes(sum(_unpacked_sizes(path).values()), str(path))
-
-
-def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
-    """Unpacked size of each member by the directory of a zip, {} for another file."""
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            return {member.filename: member.file_size for member in archive.infolist()}
+            size = sum(member.file_size for member in archive.infolist())
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return {}
+        return
+    check_bytes(size, str(path))
 
 
 CHUNK_BYTES = 2**17  # of a longer request Linux reads only its read-ahead

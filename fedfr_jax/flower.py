@@ -37,7 +37,7 @@ from fedfr_jax.files import replace_file
 from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
 from fedfr_jax.parts import parse
 from fedfr_jax.ranges import BatchSize, ByRound, Count, NonNegative, Seed, Whole
-from fedfr_jax.runs.server_folder import ServerFolder
+from fedfr_jax.runs.server_folder import open_server_state
 from fedfr_jax.schema import check_choice, check_values, checked, naming
 from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
@@ -186,15 +186,17 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
 
 def _variables_before(experiment, method: str, run: str | None) -> PyTree | None:
     """Variables that the stage starts from; None if it has no earlier stage."""
-    from fedfr_jax.runs.stages import variables_before
+    from fedfr_jax.runs.stages import read_stage
 
     start = experiment.stages[method].init_from_stage
-    if start is not None and run is None:
+    if start is None:
+        return None
+    if run is None:
         raise ValueError(
             f"it needs the stage {start} that it starts from. Train that with `fedfr "
             f"train --methods={start} --workdir=RUN`, and give run=RUN."
         )
-    return variables_before(experiment, method, run)
+    return read_stage(experiment, start, pathlib.Path(run)).variables
 
 
 def _hashable_config(given: Given, *configs: Mapping[str, Any]) -> tuple:
@@ -393,7 +395,7 @@ def train_rounds(
       ValueError: when the first round would exceed the privacy budget; later ones that
         would are not trained.
     """
-    with ServerFolder(workdir, settings_of(deployment)) as folder:
+    with open_server_state(workdir, settings_of(deployment)) as folder:
         nodes, num_skipped = Nodes(grid, deployment.num_clients, folder), 0
         nodes.wait(timeout)
         server = build_server(deployment, nodes.example)

@@ -19,7 +19,7 @@ from fedfr_jax.federated.answers import (
     read_example,
 )
 from fedfr_jax.federated.remote import ClientTask, RemoteServer
-from fedfr_jax.runs.server_folder import ServerFolder
+from fedfr_jax.runs.server_folder import ServerState
 from fedfr_jax.text import printable
 from fedfr_jax.types import PyTree
 
@@ -55,7 +55,7 @@ class Nodes:
     its public key, and the examples are what most of the first clients have.
     """
 
-    def __init__(self, grid, num_clients: int, folder: ServerFolder):
+    def __init__(self, grid, num_clients: int, folder: ServerState):
         self.grid, self.num_clients, self.folder = grid, num_clients, folder
         # node -> (its client, shapes of an example); None: it cannot take part
         self.known: dict[int, tuple[int, str] | None] = {}

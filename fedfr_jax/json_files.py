@@ -5,7 +5,10 @@ import os
 import pathlib
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedfr_jax.files import check_list
+from fedfr_jax.text import printable
 
 KINDS = {dict: "object", list: "list"}
 
@@ -32,6 +35,16 @@ def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) 
             f"{origin} must be a JSON {KINDS[kind]}, got {json.dumps(value)[:60]}."
         )
     return value
+
+
+def broken_rule(error: ValidationError) -> str:
+    """The first rule that a value breaks, such as "task must be text, got 5"."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"it must be readable JSON, got {first['msg']}"
+    place = printable(".".join(str(x) for x in first["loc"]))
+    rule = first["msg"].removeprefix("Input should be ")
+    return f"{place or 'it'} must be {rule}, got {str(first['input'])[:60]!r}"
 
 
 def read_json_lines(

@@ -27,14 +27,14 @@ from fedfr_jax.deploy.trained_model import (
 )
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.files import is_url
 from fedfr_jax.models import build_model
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.data_digest import ACCEPT
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.remote import fetch, is_model
-from fedfr_jax.runs.stage_settings import check_stages
 from fedfr_jax.runs.stages import load_models
-from fedfr_jax.runs.workdir import CONFIG, stored_config
+from fedfr_jax.runs.workdir import CONFIG, check_stages, stored_config
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice, naming, with_tuples
 from fedfr_jax.tasks.model import with_name
@@ -118,7 +118,7 @@ def client_network(
             settings = with_tuples(config)
             model = with_name(settings.get("task", "faces"), settings["model"])
             settings = read_only({**settings, "model": deployment_config(model)})
-        check_data_path(workdir, settings.get("data"))
+        check_data_path(workdir, settings["data"])
         experiment = build(settings)
         check_stages(workdir, experiment.stages, config)
         method = method or list(experiment.stages)[-1]
@@ -143,27 +143,26 @@ def _network(
     about: Mapping[str, str],
 ) -> TrainedModel:
     """Wrap a client's model, with `config` if that builds this model."""
-    task = experiment.task
-    build_network = functools.partial(
-        TrainedModel,
-        input_shape=task.dataset.input_shape,
-        roc=functools.partial(run_curve, experiment, variables, apply),
-        metadata=about,
-        recorded=task.preprocessing,
-    )
+    task, model, is_of_features = experiment.task, None, False
+    roc = functools.partial(run_curve, experiment, variables, apply)
+    embed = jax.jit(apply)
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
-        model = build_model(deployment_config(config), task.dataset.input_shape)
-        backbone = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
+        network = build_model(deployment_config(config), task.dataset.input_shape)
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        backbone = backbone_of(variables, shapes)
         if backbone is not None:
-            return build_network(
-                apply=compile_embedding(model, task.is_of_features),
-                variables=backbone,
-                model=config,
-                is_of_features=task.is_of_features,
-            )
-    return build_network(
-        apply=jax.jit(apply), variables=variables, model=None, is_of_features=False
+            variables, model, is_of_features = backbone, config, task.is_of_features
+            embed = compile_embedding(network, is_of_features)
+    return TrainedModel(
+        apply=embed,
+        variables=variables,
+        model=model,
+        input_shape=task.dataset.input_shape,
+        is_of_features=is_of_features,
+        roc=roc,
+        metadata=about,
+        recorded=task.preprocessing,
     )
 
 
@@ -182,33 +181,29 @@ def read_only(settings: Mapping) -> dict:
     The reference may be another run, which need not be there.
     """
     settings = writing_nothing(settings)
-    if isinstance(settings.get("evaluation"), Mapping):
-        evaluation = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
-        return {**settings, "evaluation": evaluation}
-    return settings
+    evaluation = settings.get("evaluation", {})
+    evaluation = {k: v for k, v in evaluation.items() if k != REFERENCE}
+    return {**settings, "evaluation": evaluation}
 
 
 def writing_nothing(settings: Mapping) -> dict:
     """Config sections of a finished run: without caches and teachers."""
-    changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
-    if isinstance(settings.get("pretrain"), Mapping):
-        changed["pretrain"] = with_dummy_teachers(
-            settings["pretrain"], settings["model"]
-        )
-    if isinstance(rows := settings.get("methods"), Mapping):
-        changed["methods"] = {
-            k: with_dummy_teachers(row, settings["model"]) for k, row in rows.items()
-        }
-    return {**settings, **changed}
+    methods, model = settings.get("methods", {}).items(), settings["model"]
+    return {
+        **settings,
+        **{name: _sources(settings[name]) for name in SOURCES if name in settings},
+        "pretrain": with_dummy_teachers(settings.get("pretrain", {}), model),
+        "methods": {name: with_dummy_teachers(x, model) for name, x in methods},
+    }
 
 
-def check_data_path(workdir: pathlib.Path, data: Any) -> None:
+def check_data_path(workdir: pathlib.Path, data: Mapping) -> None:
     """Raise ValueError if the data of a run, config.data, do not exist."""
-    data = data if isinstance(data, Mapping) else {}
     key = "path" if "path" in data else "data_dir"
     path = data.get(key)
-    is_local = isinstance(path, str) and "://" not in path
-    if is_local and not pathlib.Path(path).expanduser().exists():
+    if not isinstance(path, str) or is_url(path):
+        return
+    if not pathlib.Path(path).expanduser().exists():
         raise ValueError(
             f"{workdir} needs its data at the path in its config.json, {path}, which "
             "does not exist. If they moved, store the new path by `fedfr train "

@@ -1,10 +1,10 @@
 """Manifest of a folder: size and SHA-256 of its files, against changed numbers.
 
-`manifest.json` is {"files": {path: {"size": bytes, "sha256": digest}}}. An entry with
-"log": true is of a file that grows by lines, and covers its first `size` bytes: later
-lines are of work that no checkpoint has yet. A file without an entry is not covered,
-such as one that is being replaced: its entry goes before it, and comes back after it,
-so that a kill at any moment leaves no entry of other bytes.
+`manifest.json` is {"files": {path: {"size": bytes, "sha256": digest, "is_log": bool}}}.
+A log grows by lines, and its entry covers its first `size` bytes: later lines are of
+work that no checkpoint has yet. A file without an entry is not covered, such as one
+that is being replaced: its entry goes before it, and comes back after it, so that a
+kill at any moment leaves no entry of other bytes.
 
 A stage's manifest covers its settings, data digest, logs, evaluation and model, a
 checkpoint's the files of the checkpoint, a run's its summary and config, a sweep's its
@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Predicate
+from pydantic import Strict, StringConstraints, TypeAdapter, ValidationError
 
 from fedfr_jax.files import (
     check_list,
@@ -27,20 +29,20 @@ from fedfr_jax.files import (
     read_regular,
     write_text,
 )
-from fedfr_jax.json_files import parse_json
+from fedfr_jax.json_files import broken_rule, parse_json
 
 FILE, LOG = "manifest.json", ".jsonl"
 MAX_BYTES = 2**26  # of a manifest
 MAX_NAME = 255  # bytes, of file systems
-DIGEST = re.compile("[0-9a-f]{64}")
+DIGEST = "^[0-9a-f]{64}$"
 
 
 class Entry(NamedTuple):
     """Bytes of a file that are covered, or of a log's beginning."""
 
-    size: int
-    sha256: str
-    is_log: bool = False
+    size: Annotated[int, Strict(), Ge(0)]
+    sha256: Annotated[str, StringConstraints(pattern=DIGEST)]
+    is_log: Annotated[bool, Strict()] = False
 
     def is_of(self, data: bytes) -> bool:
         """Whether a file with these bytes is as it was written."""
@@ -69,6 +71,15 @@ def is_plain(path: str) -> bool:
     )
 
 
+class Manifest(NamedTuple):
+    """Content of a manifest."""
+
+    files: dict[Annotated[str, Predicate(is_plain)], Entry]
+
+
+FILES = TypeAdapter(Manifest)
+
+
 def read(folder: pathlib.Path) -> dict[str, Entry]:
     """Entries of a folder's manifest by path; {} without one.
 
@@ -85,29 +96,12 @@ def read(folder: pathlib.Path) -> dict[str, Entry]:
 @functools.lru_cache(maxsize=16)  # a list of runs compares several files of each
 def _parse(data: bytes, path: pathlib.Path) -> dict[str, Entry]:
     try:
-        files = parse_json(data, path)["files"]
-        return {name: _entry(name, value) for name, value in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return FILES.validate_json(data).files
+    except ValidationError as error:
         raise ValueError(
-            f"{path} must be an undamaged manifest, got {error}. Restore a copy, or "
-            f"delete it to use the files of {path.parent} as they are."
+            f"{path} must be an undamaged manifest, but {broken_rule(error)}. Restore "
+            f"a copy, or delete it to use the files of {path.parent} as they are."
         ) from error
-
-
-def _entry(name: str, value: Any) -> Entry:
-    """Check and convert an entry of the file."""
-    if not is_plain(name):
-        raise ValueError(f"a path must be plain and relative, got {name!r}")
-    is_known = isinstance(value, dict) and {*value} - {"log"} == {"size", "sha256"}
-    if not is_known or not is_entry(value) or value.get("log", True) is not True:
-        raise ValueError(f"{name} must have a size and a digest, got {value!r}")
-    return Entry(value["size"], value["sha256"], "log" in value)
-
-
-def is_entry(value: Mapping[str, Any]) -> bool:
-    """Whether the "size" and "sha256" of a stranger's entry are such."""
-    size, sha256 = value["size"], str(value["sha256"])
-    return type(size) is int and size >= 0 and DIGEST.fullmatch(sha256) is not None
 
 
 def read_bytes(
@@ -116,7 +110,7 @@ def read_bytes(
     """Read a file, after comparing it with its folder's manifest.
 
     Args:
-      read_file: of a stranger's file; None reads it as one's own.
+      read_file: of an untrusted file; None trusts it.
 
     Raises:
       ValueError: for a file that is not as it was written; says what to do.
@@ -247,8 +241,5 @@ def _entry_of_file(path: pathlib.Path) -> Entry:
 
 
 def _write(folder: pathlib.Path, entries: Mapping[str, Entry]) -> None:
-    files = {}
-    for name, entry in entries.items():
-        log = {"log": True} if entry.is_log else {}
-        files[name] = {"size": entry.size, "sha256": entry.sha256, **log}
+    files = {name: entry._asdict() for name, entry in entries.items()}
     write_text(folder / FILE, json.dumps({"files": files}, indent=1) + "\n")

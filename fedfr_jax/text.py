@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 USER = r"""(://)[^/\s?#'"\\]*@"""  # name and password before a host
 SECRET = (
@@ -47,6 +48,21 @@ def printable(text: str, keep: str = "") -> str:
         for x in text
     )
     return "".join(escaped)
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"section.key": value}, the keys of nested sections joined by dots.
+
+    >>> flat_config({"seed": 1, "model": {"name": "mlp"}})
+    {'seed': 1, 'model.name': 'mlp'}
+    """
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_config(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def short_keys(keys: Collection[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 
 from fedfr_jax.distributed import use_every_core  # noqa: E402
 from fedfr_jax.federated import engine, inference  # noqa: E402
-from fedfr_jax.runs import experiment, timing  # noqa: E402
+from fedfr_jax.runs import experiment  # noqa: E402
 from fedfr_jax.runs.report import drawing  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
@@ -35,15 +35,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 TESTS = pathlib.Path(__file__).parent
-
-
-@pytest.fixture(autouse=True, scope="session")
-def seconds_of_tests(tmp_path_factory):
-    """What tests compile is not remembered for the user's runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(timing, "path", lambda: folder / "first_calls.json")
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,28 +31,6 @@ def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
     assert os.listdir(path.parent) == ["numbers.txt"]
 
 
-def test_a_block_that_raises_leaves_the_old_file_alone(tmp_path):
-    path = tmp_path / "numbers.txt"
-    write_text(path, "old")
-    with pytest.raises(KeyboardInterrupt), replace_file(path) as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["numbers.txt"]
-
-
-def test_two_writers_of_one_path_do_not_meet(tmp_path):
-    path = tmp_path / "numbers.txt"
-    with (
-        replace_file(path) as first,
-        replace_file(path) as second,
-    ):
-        first.write(b"1" * 10)
-        second.write(b"2")
-    assert path.read_text() == "1" * 10  # closed last
-    assert os.listdir(tmp_path) == ["numbers.txt"]
-
-
 def test_what_takes_the_files_place_is_on_the_disk(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(os, "fsync", lambda number: done.append(os.fstat(number)))

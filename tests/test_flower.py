@@ -139,10 +139,10 @@ def loopback(name="fedavg", extra=0, **node_config):
 
 
 def nodes_of(grid, given, workdir=""):
-    folder = flower.ServerFolder(workdir, {})
-    nodes = flower.Nodes(grid, given.num_clients, folder)
-    nodes.wait(0)
-    return nodes
+    with flower.open_server_state(workdir, {}) as state:
+        nodes = flower.Nodes(grid, given.num_clients, state)
+        nodes.wait(0)
+        return nodes
 
 
 def hostile_messages():

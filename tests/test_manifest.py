@@ -228,8 +228,8 @@ def test_files_of_a_folder_are_covered_by_their_paths(tmp_path):
 ENTRY = {"size": 1, "sha256": "0" * 64}
 PATHS = ("../a", "/a", "a/../b", "a//b", "./a", "", "a\\b", "a\n", "..")
 VALUES = (
-    *({}, [], 1, None, ENTRY | {"more": 1}, {"size": 1}, ENTRY | {"log": 1}),
-    *(ENTRY | {"log": False}, ENTRY | {"size": -1}, ENTRY | {"size": 1.0}),
+    *({}, [], 1, None, ENTRY | {"more": 1}, {"size": 1}, ENTRY | {"is_log": 1}),
+    *(ENTRY | {"size": -1}, ENTRY | {"size": 1.0}),
     *(ENTRY | {"size": True}, ENTRY | {"sha256": "0" * 63}, ENTRY | {"sha256": 1}),
     *(ENTRY | {"sha256": "G" * 64}, ENTRY | {"sha256": "0" * 65}),
 )

@@ -130,9 +130,11 @@ def trained(experiment, method: str, folder: pathlib.Path) -> dict:
     """The network of a row, trained or read, and what its evaluators found."""
     from fedfr_jax.runs.stages import run_central, run_federated
 
-    play = run_central if method == CENTRAL else run_federated
-    trainer = experiment.stages[method].trainer
-    network, found = play(experiment, trainer, None, folder / method)
+    trainer, place = experiment.stages[method].trainer, folder / method
+    if method == CENTRAL:
+        network, found = run_central(experiment, trainer, place)
+    else:
+        network, found = run_federated(experiment, trainer, None, place)
     return {"network": network, "found": found}
 
 

@@ -23,8 +23,8 @@ def runs(
 ) -> None:
     """List the runs in a folder: state, round, last metrics, age.
 
-    A WORD selects runs with it in their name; KEY=VALUE those with that state, task,
-    stage or value of a config's key.
+    A WORD selects runs with it in their name, state, task or stage; KEY=VALUE those
+    with that state, task, stage or value of a config's key.
 
       fedfr runs runs/ state=running
       fedfr runs runs/ seed=0 --metric=personalized/tar@far=1e-03 --sort=age
@@ -37,9 +37,9 @@ def runs(
       json: print a JSON list, with all metrics
     """
     from fedfr_jax.runs.remote import fetch_runs
-    from fedfr_jax.viewer.runs_table import list_runs, sort_rows
+    from fedfr_jax.viewer.run_files import RunList, sort_rows
 
-    rows, problems = list_runs(fetch_runs(folder), words, metric)
+    rows, problems = RunList(fetch_runs(folder), metric).read(words)
     rows = sort_rows(rows, sort) if rows else rows
     if json:
         print(texts.dumps(rows, indent=1))

@@ -23,10 +23,13 @@ from fedfr_jax.runs import sweep as results
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.locks import RunInUse, lock_to_write
 from fedfr_jax.runs.report.tables import best_value, result_table
-from fedfr_jax.runs.stage_settings import first_difference
 from fedfr_jax.runs.terminal import show
 from fedfr_jax.runs.vmapped_sweep import SweepMember, shared_program, train_members
-from fedfr_jax.runs.workdir import check_contents, claim_on_all_processes
+from fedfr_jax.runs.workdir import (
+    check_contents,
+    claim_on_all_processes,
+    differences,
+)
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.text import short_keys
 from fedfr_jax.types import DataUsage, Experiment
@@ -117,8 +120,7 @@ def check_same_base(folder: pathlib.Path, config) -> None:
         if not path.exists():
             manifest.write_object(path, base)
         stored = manifest.read_object(path)
-    if difference := first_difference(without_places(stored), without_places(base)):
-        key, before, now = difference
+    for key, before, now in differences(without_places(stored), without_places(base)):
         raise ValueError(
             f"config.{key} must be {before!r} as in the sweep in {folder}, got "
             f"{now!r}. Use another folder, or make it an axis."

@@ -153,17 +153,16 @@ def train_in(
 
     from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.experiment import run_experiment
-    from fedfr_jax.runs.hosts import describe_hosts, see_hosts
+    from fedfr_jax.runs.hosts import describe_hosts
     from fedfr_jax.runs.loop import Lifecycle
-    from fedfr_jax.runs.stage_settings import with_earlier
     from fedfr_jax.runs.trackers import Logging, check_sinks
-    from fedfr_jax.runs.workdir import claim_on_all_processes
+    from fedfr_jax.runs.workdir import claim_on_all_processes, with_earlier
 
     sinks = Logging().sinks if training.sinks is None else training.sinks
     view = "quiet" if training.quiet else "auto"
     logging = Logging(sinks, view, training.profile)
     if jax.process_count() > 1:
-        hosts = describe_hosts(see_hosts(experiment.mesh), experiment.mesh)
+        hosts = describe_hosts(experiment.mesh)
         if jax.process_index() == 0:
             print(hosts, flush=True)
     check_sinks(sinks)  # a config's file may have registered some
@@ -229,8 +228,7 @@ def evaluate(
     from fedfr_jax.runs.experiment import evaluate_experiment
     from fedfr_jax.runs.locks import lock_to_read
     from fedfr_jax.runs.remote import fetched_to_evaluate
-    from fedfr_jax.runs.stage_settings import check_stages
-    from fedfr_jax.runs.workdir import check_config, check_inside
+    from fedfr_jax.runs.workdir import check_config, check_inside, check_stages
 
     stored = json.loads(config_text(config))
     with (

@@ -5,14 +5,13 @@ stages           one stage: start or resume, train, read again; its saved model
 loop             rounds of a federated stage, the only loop over them
 central_stage    epochs of a central stage
 sweep            results table of a sweep; vmapped_sweep: runs in one program
-workdir          the run directory: lock, config, what may stay in it
-stage_settings   what a stage depends on, and whether a changed config goes on
+workdir          the run directory: lock, config, settings of its trained stages
 checkpoint       checkpoints and the ledger of private rounds
 data_digest      which images a stage was trained on
 costs            communication, privacy, rounds to a target
 evaluation_record  numbers, curves and images for reports
 sinks            logs of a stage; trackers: TensorBoard, W&B and the like
 terminal         the live view; timing: seconds, goodput, speeds
-remote           runs in buckets; bucket_manifest: their files and claims
+remote           runs in buckets: their manifests, claims and local copies
 server_folder    rounds of a server of real clients
 """

@@ -35,24 +35,20 @@ from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import Sink, cover_logs
-from fedfr_jax.runs.timing import CompileTimer, speeds
+from fedfr_jax.runs.timing import speeds
 from fedfr_jax.types import CentralTrainer, FederatedTrainer, PyTree, ShardedClasses
 
 NAMES = "class_names"
 
 
-def check_labels(trainer: CentralTrainer) -> None:
+def check_labels(trainer: CentralTrainer, classes: ShardedClasses) -> None:
     """Raise ValueError for a label that is neither a class nor -1."""
     rows = slice(trainer.first_row, trainer.first_row + trainer.num_rows)
-    labels = np.asarray(trainer.dataset.labels[rows])
-    wrong = np.flatnonzero(
-        (labels < -1) | (labels >= len(trainer.sharded_classes.names))
-    )
-    if len(wrong):
-        row, last = trainer.first_row + wrong[0], len(trainer.sharded_classes.names) - 1
+    labels, last = np.asarray(trainer.dataset.labels[rows]), len(classes.names) - 1
+    for i in np.flatnonzero((labels < -1) | (labels > last)):
         raise ValueError(
-            f"the label of example {row} must be in [-1, {last}], got "
-            f"{labels[wrong[0]]}."
+            f"the label of example {trainer.first_row + i} must be in [-1, {last}], "
+            f"got {labels[i]}."
         )
 
 
@@ -119,7 +115,7 @@ def train_central(
     """
     own_mesh = build_mesh(trainer.settings, mesh)
     if trainer.sharded_classes:
-        check_labels(trainer)
+        check_labels(trainer, trainer.sharded_classes)
     with explain_memory(trainer.settings):
         state = _train_epochs(trainer, own_mesh, folder, seed, sinks, lifecycle)
     return _unshard(state.variables, trainer, mesh)
@@ -148,7 +144,8 @@ def _restore(trainer, epochs, folder, seed, **kind) -> tuple[Checkpointer, int, 
         restored = restore(checkpointer, state, trainer.sharded_classes)
     else:
         restored = checkpointer.restore(state)
-    return checkpointer, *(restored or (0, state))
+    first, state = restored or (0, state)
+    return checkpointer, first, state
 
 
 def _train_epochs(
@@ -165,19 +162,14 @@ def _train_epochs(
     checkpointer, first, state = _restore(
         trainer, epochs, folder, seed, is_mirrored=lifecycle.is_mirrored
     )
-    if first < settings.epochs:
-        data = place_examples(trainer.dataset, own_mesh)
+    data = place_examples(trainer.dataset, own_mesh) if first < settings.epochs else ()
     images, flops = epochs.num_steps * settings.batch_size, training_flops(trainer)
-    program = folder.name, state, settings.batch_size
-    first_call = CompileTimer(sinks, own_mesh, *program)
+    loop.note_compiling(sinks)
     for epoch in range(first, settings.epochs):
         started = time.perf_counter()
-        if epoch == first:
-            first_call.begin()
         with lifecycle.timed("training"):
             state, scalars = epochs.run(state, data, epoch)
         seconds = time.perf_counter() - started
-        first_call.record(seconds)
         scalars |= speeds(seconds, images=images, flops_per_image=flops)
         loop.check_epoch(scalars, state, epoch, checkpointer)
         for sink in sinks:
@@ -233,13 +225,12 @@ def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epo
 
 def _unshard(variables, trainer, mesh):
     """Gather `variables` for other stages and evaluators."""
-    table = trainer.sharded_classes
-    if table:
-        params = variables["params"]
-        rows = meshes.fetch(params[table.path])[: len(table.names)]
-        params = {**params, table.path: None}
-        variables = {**variables, "params": params}
-    variables = meshes.put_global(variables, meshes.replicated(mesh))
-    if table:
-        variables["params"][table.path] = rows
+    whole, table = meshes.replicated(mesh), trainer.sharded_classes
+    if table is None:
+        return meshes.put_global(variables, whole)
+    params = variables["params"]
+    rows = meshes.fetch(params[table.path])[: len(table.names)]
+    variables = {**variables, "params": {**params, table.path: None}}
+    variables = meshes.put_global(variables, whole)
+    variables["params"][table.path] = rows
     return variables

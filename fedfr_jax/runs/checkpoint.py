@@ -12,6 +12,7 @@ from types import MappingProxyType
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 
 from fedfr_jax import manifest, trees
@@ -125,6 +126,11 @@ class Checkpointer:
             ),
         )
 
+    @property
+    def stage(self) -> str:
+        """Name of the stage whose checkpoints these are."""
+        return self.folder.parent.name
+
     def latest(self) -> int | None:
         """Number of the newest complete checkpoint."""
         return self._manager.latest_step()
@@ -172,7 +178,7 @@ class Checkpointer:
         step = self.latest()
         if step is None:
             return None
-        leaves, fault = None, None
+        leaves, fault = {}, None
         try:
             leaves = self._read(step, _leaves_by_name(template), free)
         except ValueError as error:
@@ -189,7 +195,7 @@ class Checkpointer:
         """Release the manager's threads."""
         self._manager.close()
 
-    def _read(self, step, template, free):
+    def _read(self, step: int, template: dict, free) -> dict:
         """Leaves of a checkpoint, read without the manager's barriers.
 
         In those the others would wait for a process that fails. Only the first process
@@ -214,7 +220,7 @@ class Checkpointer:
                 f"checkpoint {step} in {self.folder} must match the config's model and "
                 f"clients, got {difference}."
             )
-        return self._handler.restore(place, args=_Restore(shapes))
+        return self._handler.restore(epath.Path(place), args=_Restore(shapes))
 
 
 def _first_line(error: BaseException) -> str:
@@ -253,7 +259,7 @@ def read_ledger(stage: pathlib.Path, number: int) -> Ledger:
     """Read the ledger of a private stage's checkpoint; () of 0, before the first.
 
     Raises:
-      ValueError: when the checkpoint has none, so that nobody knows what it has spent.
+      ValueError: when the checkpoint has none, so that what it has spent is unknown.
     """
     if not number:
         return ()

@@ -6,6 +6,7 @@ would compile all of them again is refused instead.
 """
 
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -15,7 +16,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from fedfr_jax import manifest
-from fedfr_jax.runs.stage_settings import first_difference
+from fedfr_jax.runs.workdir import differences
 from fedfr_jax.tasks.places import without_places
 
 STAMP = "compiled.json"
@@ -86,13 +87,11 @@ def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> Non
             f"got {folder} without {STAMP}."
         )
     stamp = manifest.read_object(path)
-    compiled_config = without_places(stamp.pop("config"))
-    difference = first_difference(stamp, target_of(devices))
-    difference = difference or first_difference(
-        compiled_config, without_places(config), but_for="evaluation"
-    )
-    if difference:
-        key, before, now = difference
+    configs = without_places(stamp.pop("config")), without_places(config)
+    for key, before, now in itertools.chain(
+        differences(stamp, target_of(devices)),
+        differences(*configs, but_for="evaluation"),
+    ):
         raise ValueError(
             f"--compiled must be of this run, got {key} {before} in {folder} and {now} "
             "here. Compile anew with `fedfr plan --compile --save`, or leave it out."

@@ -50,7 +50,7 @@ def with_spent(
         result[name] = evaluation._replace(metrics={**evaluation.metrics, **costs})
     if sent := communication(state, rounds):
         result["communication"] = Evaluation(sent)
-    if is_private(accountant):
+    if accountant and is_private(accountant):
         epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
         result["privacy"] = Evaluation({"epsilon": epsilon, "delta": delta})
     return result
@@ -101,13 +101,13 @@ def read_metrics(folder: pathlib.Path) -> list[dict]:
         return []
 
 
-def is_private(accountant: Accountant | None) -> bool:
+def is_private(accountant: Accountant) -> bool:
     """Whether rounds are private: clipping without noise is not."""
-    return accountant is not None and accountant.mechanism.noise_multiplier > 0
+    return accountant.mechanism.noise_multiplier > 0
 
 
 def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
     """Write privacy.json of a private method: what in its folder is private."""
-    if is_private(accountant):
+    if accountant and is_private(accountant):
         neighbors = {"neighbors": accountant.mechanism.neighbors}
         write_summary(folder / PRIVACY_FILE, neighbors | {**PRIVACY_NOTE})

@@ -7,6 +7,7 @@ or reused, so that changed data are not taken for those that it was trained on. 
 data's path is not part of it.
 """
 
+import collections
 import pathlib
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -51,7 +52,7 @@ def digest_of(used: DataUsage) -> Digest:
     stored = get_stored(source)
     sizes, checksums = stored.facts(rows)
     return Digest(
-        names=np.array(_make_unique([stored.names[row] for row in rows]), str),
+        names=_make_unique(np.array([stored.names[row] for row in rows.tolist()], str)),
         identities=np.array(source.names, str)[source.labels[rows]],
         sizes=sizes,
         checksums=checksums,
@@ -67,15 +68,13 @@ def digest_source(source: Source) -> Digest:
     return digest_of(DataUsage(source, {"image": used}))
 
 
-def _make_unique(names: list[str]) -> list[str]:
+def _make_unique(names: np.ndarray) -> np.ndarray:
     """Make names unique: a repeated image (as in ratings) becomes "<name> #2"."""
-    if len({*names}) == len(names):
-        return names
-    counts, unique = {}, []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
+    counts, unique = collections.Counter(), []
+    for name in names.tolist():
+        counts[name] += 1
         unique.append(name if counts[name] == 1 else f"{name} #{counts[name]}")
-    return unique
+    return np.array(unique, str)
 
 
 def write(digest: Digest, path: pathlib.Path) -> None:
@@ -90,7 +89,8 @@ def read(path: pathlib.Path) -> Digest:
     """Read a digest from a file."""
     manifest.check_file(path)
     try:
-        return Digest(**read_npz(path))
+        arrays = {k: x for k, x in read_npz(path).items() if isinstance(x, np.ndarray)}
+        return Digest(**arrays)
     except Exception as error:  # of zipfile, zlib and NumPy
         raise ValueError(
             f"{path} must be an undamaged digest, got a damaged file "
@@ -100,52 +100,35 @@ def read(path: pathlib.Path) -> Digest:
 
 
 def difference(stored: Digest, now: Digest) -> str:
-    """Describe the changes between two digests, by count and names; "": equal."""
+    """Describe the images in which two digests differ, by count and names; "": none."""
     _, old, new = np.intersect1d(
         stored.names, now.names, assume_unique=True, return_indices=True
     )
-    changes = {
-        "added": np.delete(now.names, new),
-        "gone": np.delete(stored.names, old),
-    }
-
-    def compare(change, is_changed, describe):
-        changes[change] = [
-            f"{stored.names[i]}: {describe(stored, i)}, now {describe(now, j)}"
-            for i, j in zip(old[is_changed], new[is_changed], strict=True)
-        ]
-
-    both = [(a[old], b[new]) for a, b in zip(stored, now, strict=True)]
-    _, identities, sizes, checksums, *uses = both
-    is_relabeled = np.not_equal(*identities)
-    compare("relabeled", is_relabeled, lambda digest, row: digest.identities[row])
-    is_known = (checksums[0] != 0) & (checksums[1] != 0)
-    is_other = np.not_equal(*sizes) | (is_known & np.not_equal(*checksums))
-    compare("with other contents", is_other, _describe_contents)
-    is_moved = np.any([a != b for a, b in uses], axis=0)
-    compare("with another use", is_moved, _describe_use)
-    parts = [
-        f"{len(names)} {change} ({_first(names)})"
-        for change, names in changes.items()
-        if len(names)
+    before = Digest(*(array[old] for array in stored))
+    after = Digest(*(array[new] for array in now))
+    is_known = (before.checksums != 0) & (after.checksums != 0)
+    is_changed = is_known & (before.checksums != after.checksums)
+    for name in ("identities", "sizes", "uses", "clients", "numbers"):
+        is_changed |= getattr(before, name) != getattr(after, name)
+    added, gone = np.delete(now.names, new), np.delete(stored.names, old)
+    shown = [
+        f"{before.names[i]} was {_describe(before, i)} and is {_describe(after, i)}"
+        for i in np.flatnonzero(is_changed)[:MAX_NAMES]
     ]
-    return "; ".join(parts)
+    shown += [f"{name} is new" for name in added[:MAX_NAMES]]
+    shown += [f"{name} is gone" for name in gone[:MAX_NAMES]]
+    count = int(is_changed.sum()) + len(added) + len(gone)
+    more = "; ..." if count > len(shown) else ""
+    return f"{count} images differ: {'; '.join(shown)}{more}" if count else ""
 
 
-def _describe_contents(digest, row):
-    return f"{digest.sizes[row]} bytes, checksum {digest.checksums[row]:08x}"
-
-
-def _describe_use(digest, row):
+def _describe(digest: Digest, row: int) -> str:
+    """What a digest has of an image."""
     client, number = digest.clients[row], digest.numbers[row]
-    text = digest.uses[row]
-    text += f" of client {client}" if client >= 0 else ""
-    return text + (f" as number {number}" if number >= 0 else "")
-
-
-def _first(names):
-    more = ", ..." if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    text = f"{digest.uses[row]} of {digest.identities[row]}"
+    text += f" at client {client}" if client >= 0 else ""
+    text += f" as number {number}" if number >= 0 else ""
+    return f"{text}, {digest.sizes[row]} bytes of sum {digest.checksums[row]:08x}"
 
 
 def digest_task(task: Task) -> Digest | None:
@@ -161,7 +144,7 @@ def digest_task(task: Task) -> Digest | None:
     if "label" not in targets or np.ndim(targets["label"]) != 1:
         return None
     names, labels = np.unique(targets["label"], return_inverse=True)
-    source = Source(None, labels, tuple(map(str, names)), ())
+    source = Source(lambda rows: (), labels, tuple(map(str, names)), ())
     offsets = np.asarray(task.population.offsets)
     client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     used = UsedRows(np.arange(len(client)), client)

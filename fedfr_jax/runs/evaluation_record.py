@@ -56,12 +56,16 @@ def _record(workdir, stage, evaluator, evaluation: Evaluation) -> dict[str, Any]
     prefix = f"{stage}_{evaluator}"
     record = {
         "metrics": {k: _number(x) for k, x in evaluation.metrics.items()},
-        "per_client": {k: _clients(k, x) for k, x in evaluation.per_client.items()},
+        "per_client": {
+            k: _clients(k, x)
+            for k, x in evaluation.per_client.items()
+            if np.isfinite(x).any()
+        },
         "curves": {k: _curve(x) for k, x in evaluation.curves.items()},
-        "images": [
-            [name, f"{PICTURES}/{file_name(f'{prefix}_{name}')}.png"]
+        "images": {
+            name: f"{PICTURES}/{file_name(f'{prefix}_{name}')}.png"
             for name in (*evaluation.images, *evaluation.image_grids)
-        ],
+        },
     }
     if samples:
         record["pairs"] = {
@@ -86,9 +90,11 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name)
 
 
-def _number(value) -> float | None:
+def _number(value) -> int | float | None:
     """Number for JSON; None (null) if not finite."""
-    return float(value) if value is not None and np.isfinite(value) else None
+    if value is None or not np.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(value)
 
 
 def _numbers(values) -> list[float | None]:
@@ -99,8 +105,6 @@ def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
     """{"count", "ids", "values"} and quantiles [101]; of many clients the worst."""
     values = np.asarray(values, np.float64)
     ids = np.flatnonzero(np.isfinite(values))
-    if not len(ids):
-        return {}
     finite = values[ids]
     shown = np.arange(len(ids))
     if len(ids) > MAX_CLIENTS:
@@ -118,15 +122,8 @@ def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
 
 def _curve(curve) -> dict[str, Any]:
     """Curve for JSON: {"fields": names, "values": a list or number each}."""
-    fields = _fields(curve)
     values = [_numbers(x) if np.ndim(x) else _number(x) for x in curve]
-    return {"fields": fields, "values": values}
-
-
-def _fields(curve) -> list[str]:
-    """Field names of a NamedTuple; of a plain tuple x, y, value_2, ..."""
-    plain = ("x", "y", *(f"value_{i}" for i in range(2, len(curve))))
-    return list(curve._fields if hasattr(curve, "_fields") else plain)
+    return {"fields": list(getattr(curve, "_fields", ("x", "y"))), "values": values}
 
 
 def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:

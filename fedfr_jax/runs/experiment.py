@@ -26,7 +26,7 @@ from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.terminal import show
 from fedfr_jax.runs.timing import ElapsedTime, goodput, measured_time
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging
-from fedfr_jax.types import CentralTrainer, Experiment
+from fedfr_jax.types import CentralTrainer, Experiment, PyTree
 
 
 def run_experiment(
@@ -73,16 +73,20 @@ def run_stages(
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders)
     data_digest.record(experiment.task, folders)
-    variables, evaluations = {None: None}, {}
+    variables: dict[str | None, PyTree] = {None: None}
+    needed = {stage.init_from_stage for stage in experiment.stages.values()}
+    evaluations = {}
     for name, stage in experiment.stages.items():
-        is_central = isinstance(stage.trainer, CentralTrainer)
-        run = stages.run_central if is_central else stages.run_federated
-        start, folder = variables[stage.init_from_stage], workdir / name
-        end, evaluations[name] = run(
-            experiment, stage.trainer, start, folder, logging, lifecycle
-        )
+        trainer, start = stage.trainer, variables[stage.init_from_stage]
+        options = workdir / name, logging, lifecycle
+        if isinstance(trainer, CentralTrainer):
+            end, evaluations[name] = stages.run_central(experiment, trainer, *options)
+        else:
+            end, evaluations[name] = stages.run_federated(
+                experiment, trainer, start, *options
+            )
         write_record(workdir, name, evaluations[name])
-        variables[name] = end if starts_others(experiment, name) else None
+        variables[name] = end if name in needed else None
         if clock:
             clock.note(lifecycle.times and lifecycle.times.seconds)
         lifecycle.saved()
@@ -102,13 +106,11 @@ def evaluate_experiment(
     for folder, stage in zip(folders, experiment.stages.values(), strict=True):
         check_end(folder, read_end(stage.trainer, experiment.federation.rounds, folder))
     data_digest.check(experiment.task, folders, changed=changed)
-    variables, evaluations = {None: None}, {}
-    for name, stage in experiment.stages.items():
-        start = variables[stage.init_from_stage]
-        end = stages.read_stage(experiment, name, workdir, start)
+    evaluations = {}
+    for name in experiment.stages:
+        end = stages.read_stage(experiment, name, workdir)
         found = stages.evaluate(experiment.task.evaluators, end.models)
         evaluations[name] = with_spent(experiment, found, workdir / name, end.state)
-        variables[name] = end.variables if starts_others(experiment, name) else None
     result = summarize(workdir, evaluations)
     try:
         for name, found in evaluations.items():
@@ -118,11 +120,6 @@ def evaluate_experiment(
         show(f"{workdir / 'evaluation.json'} could not be written: {error}.")
     show(result_table(result))
     return result
-
-
-def starts_others(experiment: Experiment, name: str) -> bool:
-    """Whether a stage starts from the stage `name`, whose variables are kept then."""
-    return any(x.init_from_stage == name for x in experiment.stages.values())
 
 
 def summarize(workdir: pathlib.Path, evaluations: Mapping[str, Evaluations]) -> dict:

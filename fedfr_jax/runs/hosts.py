@@ -5,7 +5,6 @@ data are read into memory and programs compiled.
 """
 
 import socket
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +17,37 @@ from fedfr_jax import mesh as meshes
 NAME_BYTES = 64  # of a host, as processes send it to each other
 
 
-class Host(NamedTuple):
-    """Devices that one process sees, and its result of the test sum."""
+def describe_hosts(mesh: Mesh) -> str:
+    """Describe each process in a line, and a test sum; all processes must call it.
 
-    name: str
-    num_local_devices: int
-    num_devices: int
-    total: int  # of 1, 2, ... summed over the devices of the mesh
-
-
-def see_hosts(mesh: Mesh) -> list[Host]:
-    """Gather the `Host` of every process; all processes must call it."""
+    Raises:
+      OSError: when they see different devices, or the sum over these is wrong.
+    """
     name = socket.gethostname().encode()[:NAME_BYTES].ljust(NAME_BYTES)
-    counts = [len(jax.local_devices()), len(jax.devices()), sum_over_devices(mesh)]
+    counts = len(jax.local_devices()), len(jax.devices()), sum_over_devices(mesh)
     message = np.frombuffer(name, np.uint8), np.array(counts, np.int32)
-    names, counts = message[0][None], message[1][None]
-    if jax.process_count() > 1:
-        names, counts = multihost_utils.process_allgather(message)
-    names = (bytes(x).decode(errors="replace").strip() for x in np.asarray(names))
-    pairs = zip(names, np.asarray(counts).tolist(), strict=True)
-    return [Host(name, *numbers) for name, numbers in pairs]
+    all_names, all_counts = multihost_utils.process_allgather(message)
+    names = [bytes(x).decode(errors="replace").strip() for x in np.asarray(all_names)]
+    num_local, num_devices, totals = np.asarray(all_counts).T.tolist()
+    expected = mesh.size * (mesh.size + 1) // 2
+    if {*totals} != {expected} or len({*num_devices}) > 1:
+        raise OSError(
+            f"Processes on {names} must see the same devices, got {num_devices} of "
+            f"them, and the sum {totals} over {mesh.size}, which is {expected}. Start "
+            "all with the same command."
+        )
+    clients, shards = meshes.device_grid(mesh)
+    kind = mesh.devices.flat[0].device_kind
+    lines = [
+        f"process {i} of {len(names)} on {name}: {num_local[i]} of {num_devices[i]} "
+        f"devices ({kind})"
+        for i, name in enumerate(names)
+    ]
+    lines.append(
+        f"mesh of {clients} x {shards} (clients x model shards): the sum over "
+        f"{mesh.size} devices is {expected} in every process"
+    )
+    return "\n".join(lines)
 
 
 def sum_over_devices(mesh: Mesh) -> int:
@@ -50,27 +60,3 @@ def sum_over_devices(mesh: Mesh) -> int:
     whole = meshes.replicated(flat)
     total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.int32), out_shardings=whole)(sharded)
     return int(total)
-
-
-def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
-    """Describe each process in a line, and the test sum in another."""
-    clients, shards = meshes.device_grid(mesh)
-    expected = mesh.size * (mesh.size + 1) // 2
-    wrong = [i for i, host in enumerate(hosts) if host.total != expected]
-    if wrong or len({host.num_devices for host in hosts}) > 1:
-        raise OSError(
-            f"Processes {wrong or 'of this run'} see different devices: "
-            f"{[(h.name, h.num_devices, h.total) for h in hosts]}, and the sum over "
-            f"{mesh.size} devices is {expected}. Start all with the same command."
-        )
-    kind = mesh.devices.flat[0].device_kind
-    lines = [
-        f"process {i} of {len(hosts)} on {host.name}: {host.num_local_devices} of "
-        f"{host.num_devices} devices ({kind})"
-        for i, host in enumerate(hosts)
-    ]
-    lines.append(
-        f"mesh of {clients} x {shards} (clients x model shards): the sum over "
-        f"{mesh.size} devices is {expected} in every process"
-    )
-    return "\n".join(lines)

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from fedfr_jax.runs.checkpoint import (
     read_ledger,
 )
 from fedfr_jax.runs.sinks import Sink, cover_logs
-from fedfr_jax.runs.timing import CompileTimer, TimeUse, speeds
+from fedfr_jax.runs.timing import TimeUse, speeds
 from fedfr_jax.runs.trackers import RunInterrupted
 from fedfr_jax.types import PyTree
 
@@ -92,7 +92,7 @@ class RunOutputs(NamedTuple):
     """Outputs of a stage's rounds: store, checkpoints, evaluation, sinks."""
 
     store: Store
-    checkpointer: Checkpointer | None
+    checkpointer: Checkpointer
     # (server, store) -> {name: number}, called when due
     evaluate: Callable[[PyTree, Store], dict[str, float]]
     federation: Federation = Federation()  # when something is due
@@ -135,53 +135,63 @@ def resume(
 
 
 def train(
-    sim: Simulation,
-    server: PyTree,
-    outputs: RunOutputs,
+    runs: Runs,
+    servers: PyTree,
+    outputs: Sequence[RunOutputs],
     first_round: int,
     num_rounds: int,
 ) -> PyTree:
-    """Train rounds first_round..num_rounds-1; return the last server."""
-    store, checkpointer = outputs.store, outputs.checkpointer
-    max_rounds = longest_call(outputs.federation, num_rounds - first_round)
-    sizes = sim.batching.batch_size, sim.settings.clients_per_device, max_rounds
-    program = _stage(checkpointer), server, store.template, *sizes
-    first_call = CompileTimer(outputs.sinks, sim.mesh, *program)
+    """Train rounds first_round..num_rounds-1 of all runs; return the last servers.
+
+    Args:
+      servers: of the S members of a sweep [S, ...], of a single run without an axis.
+      outputs: of each run; the first one's say when something is due.
+    """
+    first_outputs, stores = outputs[0], [x.store for x in outputs]
+    checkpointer, lifecycle = first_outputs.checkpointer, first_outputs.lifecycle
+    max_rounds = longest_call(first_outputs.federation, num_rounds - first_round)
     warning = ""
-    for first, end in calls_of_rounds(outputs, first_round, num_rounds):
-        started = time.perf_counter()
+    for first, end in calls_of_rounds(first_outputs, first_round, num_rounds):
         if first == first_round:
-            first_call.begin()
+            note_compiling(first_outputs.sinks)
+        started, count = time.perf_counter(), end - first
         with (
             _with_advice(f"round {first + 1}", checkpointer),
-            outputs.lifecycle.timed("training"),
+            lifecycle.timed("training"),
         ):
-            server, (logs,) = advance(
-                sim.runs, server, [store], first, end - first, max_rounds=max_rounds
+            servers, logs = advance(
+                runs, servers, stores, first, count, max_rounds=max_rounds
             )
-        seconds = time.perf_counter() - started
-        first_call.record(seconds)
-        warning = warning or warn_of_clipping(_stage(checkpointer), first, logs)
-        for round, outcome in enumerate(logs, first):
-            timing = _round_timing(sim, outputs, outcome, seconds / len(logs))
-            is_end = round == end - 1
-            save_round(
-                sim,
-                outputs,
-                round,
-                num_rounds - 1,
-                server,
-                outcome,
-                timing,
-                is_end_of_call=is_end,
-            )
-    return server
+        seconds = (time.perf_counter() - started) / len(outputs) / count
+        warning = warning or warn_of_clipping(checkpointer.stage, first, logs[0])
+        for s, logs_of_run in enumerate(logs):
+            sim, server = runs.sims[s], runs.member(servers, s)
+            for round, log in enumerate(logs_of_run, first):
+                timing = _round_timing(sim, outputs[s], log, seconds)
+                is_end = {"is_end_of_call": round == end - 1}
+                save_round(
+                    sim,
+                    outputs[s],
+                    round,
+                    num_rounds - 1,
+                    server,
+                    log,
+                    timing,
+                    **is_end,
+                )
+    return servers
+
+
+def note_compiling(sinks: Sequence[Sink]) -> None:
+    """Tell the sinks that what follows begins with a compilation."""
+    for sink in sinks:
+        sink.note("compiling")
 
 
 def warn_of_clipping(stage: str, first: int, logs: Sequence[RoundLog]) -> str:
     """Log the first of the rounds `first`, ... that cuts many numbers; return it."""
-    for round, outcome in enumerate(logs, first):
-        if text := clipping_warning(outcome.metrics):
+    for round, log in enumerate(logs, first):
+        if text := clipping_warning(log.metrics):
             if is_first_process():
                 key = f"config.methods.{stage}.aggregation"
                 logging.warning("%s: in round %d %s", key, round + 1, text)
@@ -190,12 +200,12 @@ def warn_of_clipping(stage: str, first: int, logs: Sequence[RoundLog]) -> str:
 
 
 def _round_timing(
-    sim: Simulation, outputs: RunOutputs, outcome: RoundLog, seconds: float
+    sim: Simulation, outputs: RunOutputs, log: RoundLog, seconds: float
 ) -> dict[str, float]:
     """Seconds of a round, what it computed per second, and its wait for examples."""
     timing = {"seconds": seconds}
     if outputs.flops_per_image is not None:
-        steps = outcome.metrics["steps"]
+        steps = log.metrics["steps"]
         timing |= speeds(
             seconds,
             clients=int((steps > 0).sum()),
@@ -203,7 +213,7 @@ def _round_timing(
             flops_per_image=outputs.flops_per_image,
         )
     if sim.data.is_streamed:
-        wait = timing["input_wait_seconds"] = outcome.input_wait_seconds
+        wait = timing["input_wait_seconds"] = log.input_wait_seconds
         if outputs.lifecycle.times:
             outputs.lifecycle.times.move(wait, "training", "input")
     return timing
@@ -234,7 +244,7 @@ def save_round(
     round: int,
     last: int,
     server: PyTree,
-    outcome: RoundLog,
+    log: RoundLog,
     extra: Mapping[str, float],
     *,
     is_end_of_call: bool = True,
@@ -245,7 +255,7 @@ def save_round(
       is_end_of_call: whether `server` is the state after this round, not a later one.
     """
     federation, lifecycle = outputs.federation, outputs.lifecycle
-    scalars = {**summarize(outcome), **extra}
+    scalars = {**summarize(log), **extra}
     if is_due(federation.evaluate_every, round, last):
         with lifecycle.timed("evaluation"):
             scalars.update(outputs.evaluate(server, outputs.store))
@@ -253,10 +263,10 @@ def save_round(
     # cannot restore one that was never written.
     for sink in outputs.sinks:
         sink(round, scalars)
-        sink.clients(round, client_numbers(outcome))
+        sink.clients(round, client_numbers(log))
     must_end = is_end_of_call and round < last and lifecycle.must_end()
     is_saved = must_end or is_due(federation.checkpoint_every, round, last)
-    if outputs.checkpointer and is_saved:
+    if is_saved:
         with lifecycle.timed("checkpoint"):
             with _with_advice(f"round {round + 1}", outputs.checkpointer):
                 outputs.store.flush(round + 1)
@@ -268,38 +278,13 @@ def save_round(
         raise interrupted(outputs.checkpointer, f"round {round + 1}")
 
 
-def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
+def interrupted(checkpointer: Checkpointer, done: str) -> RunInterrupted:
     """Build the exception that ends a run early, after a round or an epoch."""
-    stage = _stage(checkpointer)
-    return RunInterrupted(f"{stage}: {done} has ended and its checkpoint is saved.")
+    text = f"{checkpointer.stage}: {done} has ended and its checkpoint is saved."
+    return RunInterrupted(text)
 
 
-def train_sweep(
-    runs: Runs,
-    servers: PyTree,
-    outputs: Sequence[RunOutputs],
-    first_round: int,
-    num_rounds: int,
-) -> PyTree:
-    """`train` for the S members of a sweep, with servers [S, ...]."""
-    stores = [x.store for x in outputs]
-    federation, last = outputs[0].federation, num_rounds - 1
-    max_rounds = longest_call(federation, num_rounds - first_round)
-    for first, end in calls_of_rounds(outputs[0], first_round, num_rounds):
-        started, count = time.perf_counter(), end - first
-        with _with_advice(f"round {first + 1}", outputs[0].checkpointer):
-            servers, logs = advance(
-                runs, servers, stores, first, count, max_rounds=max_rounds
-            )
-        share = {"seconds": (time.perf_counter() - started) / len(outputs) / count}
-        for s, member_logs in enumerate(logs):
-            sim, server = runs.sims[s], runs.member(servers, s)
-            for round, outcome in enumerate(member_logs, first):
-                save_round(sim, outputs[s], round, last, server, outcome, share)
-    return servers
-
-
-def client_numbers(outcome: RoundLog) -> dict[str, np.ndarray]:
+def client_numbers(outcome: RoundLog) -> dict[str, Any]:
     """Each client's numbers of a round, [K] per name in the cohort's order.
 
     Those of a private method are marked as not private.
@@ -348,27 +333,19 @@ def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
 
 
 @contextlib.contextmanager
-def _with_advice(location: str, checkpointer: Checkpointer | None):
+def _with_advice(location: str, checkpointer: Checkpointer) -> Iterator[None]:
     """Add the last checkpoint, and what to do, to errors of numbers and disk."""
-    last = checkpointer.latest() if checkpointer else None
+    last, stage = checkpointer.latest(), checkpointer.stage
     good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
     try:
         yield
     except FloatingPointError as error:
-        advice = "Lower the learning rate and start again."
-        if stage := _stage(checkpointer):
-            advice = (
-                f"Lower the learning rate of {stage} and start again with "
-                f"--overwrite={stage}, which keeps the stages before it."
-            )
-        raise FloatingPointError(f"{error}; {good}. {advice}") from error
+        raise FloatingPointError(
+            f"{error}; {good}. Lower the learning rate of {stage} and start again with "
+            f"--overwrite={stage}, which keeps the stages before it."
+        ) from error
     except OSError as error:
         raise OSError(
             f"client states of {location} could not be written ({error}); {good}. Free "
             "disk space and start the same command again."
         ) from error
-
-
-def _stage(checkpointer: Checkpointer | None) -> str:
-    """Name of the stage whose checkpoints these are."""
-    return checkpointer.folder.parent.name if checkpointer else ""

@@ -6,12 +6,16 @@ their digests: a partial upload is not listed, and is ignored. Readers download 
 manifest lists, and check it. The large files of a client-state store are not uploaded;
 they are rebuilt from its log, see `federated.row_log`.
 
-Buckets have no locks. Of several processes the one that started last has the greatest
-claim, see `bucket_manifest`; an earlier one finds it and ends at its next checkpoint.
+Buckets have no locks. Each process that writes the run has a claim, a number and a
+random id, and writes only MANIFEST-<claim>.json and objects below files/<claim>-<number
+of the upload>/. The manifest of the greatest claim counts, so that what an earlier
+process still writes replaces nothing of a later one; the earlier one finds the greater
+claim and ends at its next checkpoint. A claim begins as {"after": the claim before},
+and stands for the files of that one until its own are uploaded.
 While a process trains, it writes the time into HEARTBEAT, whose age shows that it
 lives.
 
-A bucket may be a stranger's: paths, sizes and digests are those of a checked manifest,
+A bucket is not trusted: paths, sizes and digests are those of a checked manifest,
 and the copy has only real folders and files, so that nothing is written through a link.
 
 JAX is not needed here, and fsspec is imported where a path is a URL.
@@ -20,6 +24,7 @@ JAX is not needed here, and fsspec is imported where a path is a URL.
 import contextlib
 import hashlib
 import itertools
+import json
 import math
 import os
 import pathlib
@@ -27,30 +32,27 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Interval
+from pydantic import Strict, StringConstraints, TypeAdapter, ValidationError
 
 from fedfr_jax.files import cache_folder, check_bytes, digest_of_file, is_url
-from fedfr_jax.manifest import is_plain
-from fedfr_jax.runs import bucket_manifest, locks
-from fedfr_jax.runs.bucket_manifest import (
-    OBJECTS,
-    Manifest,
-    StoredFile,
-    claim_of,
-    claim_of_upload,
-    name_of,
-)
+from fedfr_jax.json_files import broken_rule, parse_json
+from fedfr_jax.manifest import DIGEST, is_plain
+from fedfr_jax.runs import locks
 from fedfr_jax.text import printable, without_secrets
 
 HEARTBEAT, CHECK = "HEARTBEAT", ".write-check"
 BEAT_EVERY = 60.0  # seconds between heartbeats
 SILENT = 300.0  # seconds after which a run counts as ended
 TRIES = 5  # of a download, while another process writes the run
-DOWNLOADED = ".download"  # folder of a copy for files until they are checked
+DOWNLOADED = ".download"  # prefix of a copy's folder for files that are not checked
 RUNNING = ".running"  # in a copy, while the run in the bucket trains
 MARK = "copy of a run in a bucket\n"  # content of a copy's lock file
 LARGE = ("rows.bin", "stamps.bin")  # of a store
@@ -59,12 +61,105 @@ DEPTH = 3  # levels of folders in which runs are listed
 # Suffixes of the files that pages and tables of runs read.
 REPORTED = (".json", ".jsonl", ".png", ".jpg", ".webp", ".txt")
 MODEL = ("model.json", "weights.safetensors", "config.json", "manifest.json")
+OBJECTS = "files"  # folder of all objects in the bucket
+CLAIM = r"[0-9]{9}-[0-9a-f]{32}"
+UPLOAD = rf"({CLAIM})-[0-9]+"
+NAME = rf"MANIFEST-({CLAIM})\.json"
+MAX_BYTES = 2**26  # of a manifest
+
+
+class StoredFile(NamedTuple):
+    """A file of a run, and where it lies in the bucket."""
+
+    size: Annotated[int, Strict(), Ge(0)]
+    sha256: Annotated[str, StringConstraints(pattern=DIGEST)]
+    modified: Annotated[float, Strict(), Interval(ge=0, lt=2**33)]  # seconds since 1970
+    upload: Annotated[str, StringConstraints(pattern=f"^{UPLOAD}$")] = ""  # of a claim
+
+    def place(self, path: str) -> str:
+        """Path of the object that holds the file `path`."""
+        return f"{OBJECTS}/{self.upload}/{path}"
+
+
+STORED_FILES = TypeAdapter(dict[str, StoredFile])
+
+
+class Manifest(NamedTuple):
+    """Files of a run, or the claim whose files they are."""
+
+    files: dict[str, StoredFile]  # by path in the run's folder
+    after: str | None = None  # None: `files` are this claim's own
+
+
+def claim_of(name: str) -> str | None:
+    """Claim in the name of a manifest; None for others."""
+    match = re.fullmatch(NAME, name)
+    return match and match[1]
+
+
+def claim_of_upload(folder: str) -> str | None:
+    """Claim in the name of an upload's folder; None for other folders."""
+    match = re.fullmatch(UPLOAD, folder)
+    return match and match[1]
+
+
+def name_of(claim: str) -> str:
+    """Name of the manifest of a claim."""
+    return f"MANIFEST-{claim}.json"
+
+
+def next_claim(newest: str | None) -> str:
+    """A new claim, greater than `newest`."""
+    number = int(newest.partition("-")[0]) if newest else 0
+    return f"{number + 1:09d}-{uuid.uuid4().hex}"
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Text of a manifest."""
+    files = {path: entry._asdict() for path, entry in manifest.files.items()}
+    value = {"files": files} if manifest.after is None else {"after": manifest.after}
+    return json.dumps(value, indent=1).encode()
+
+
+def parse_manifest(data: bytes, claim: str, origin: str) -> Manifest:
+    """Check and read the manifest of a claim.
+
+    Raises:
+      ValueError: naming `origin`, the first entry that is not as it must be, and why.
+    """
+    value = parse_json(data, origin)
+    try:
+        if (after := value.get("after")) is None:
+            return Manifest(
+                _check_paths(STORED_FILES.validate_python(value.get("files")))
+            )
+        if isinstance(after, str) and re.fullmatch(CLAIM, after) and after < claim:
+            return Manifest({}, after)
+        rule, got = "an earlier claim", after
+    except ValidationError as error:
+        rule, got = "files as this library lists them", broken_rule(error)
+    except _WrongPath as error:
+        rule, got = "plain paths of files below the run's folder", str(error)
+    raise ValueError(
+        f"{origin} must have {rule}, got {ascii(got)[:80]}. Nothing was downloaded; if "
+        "the run is yours, put back an older version of this file."
+    )
+
+
+class _WrongPath(ValueError):
+    """A path that leads out of the folder, or through a file."""
+
+
+def _check_paths(files: dict[str, StoredFile]) -> dict[str, StoredFile]:
+    for path in files:
+        parts = path.split("/")
+        folders = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        if not is_plain(path) or folders & files.keys():
+            raise _WrongPath(path)
+    return files
+
+
 Files = Mapping[str, StoredFile]  # by path
-
-
-def copies_folder() -> pathlib.Path:
-    """Folder of all local copies."""
-    return cache_folder() / "buckets"
 
 
 def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path:
@@ -76,9 +171,9 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
     """
     url = url.rstrip("/")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    name = re.match("[^?#:@]*", url.rpartition("/")[2])[0].lstrip(".") or "run"
+    name = re.sub("[?#:@].*", "", url.rpartition("/")[2]).lstrip(".") or "run"
     kind = use if not process else f"{use}-{process}"
-    return copies_folder() / digest / kind / name
+    return cache_folder() / "buckets" / digest / kind / name
 
 
 class Mirror:
@@ -86,10 +181,10 @@ class Mirror:
 
     def __init__(self, url: str, folder: pathlib.Path):
         self.url, self.folder = without_secrets(url), folder
-        self._claim = None  # of this process, once it has claimed the run
-        self._seen = None  # the newest claim at the last download
+        self._claim = ""  # of this process, once it has claimed the run
+        self._seen: str | None = None  # the newest claim at the last download
         self._uploads = itertools.count(1)
-        self._entries = {}  # {path: (state of the file, its entry)}
+        self._digests = {}  # of local files by path, size and time
         self._fs = open_folder(url)
 
     def is_there(self) -> bool:
@@ -137,7 +232,10 @@ class Mirror:
             if is_wanted(path) and not _is_same(local, path, entry)
         }
         size = sum(entry.size for entry in missing.values())
-        with _empty_folder(self.folder / DOWNLOADED) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=DOWNLOADED, dir=self.folder, ignore_cleanup_errors=True
+        ) as name:
+            folder = pathlib.Path(name)
             check_bytes(size, self.url, shutil.disk_usage(folder).free)
             with explained(self.url, "read"):
                 self._get(missing, folder)
@@ -146,7 +244,7 @@ class Mirror:
             for path in sorted(self.folder.rglob("*"), reverse=True):
                 if path.is_dir() and not any(path.iterdir()):  # of a deleted checkpoint
                     path.rmdir()
-            wrong = [path for path in missing if not self._keep(path, missing[path])]
+            wrong = [k for k, x in missing.items() if not self._keep(k, x, folder / k)]
         if wrong:
             place = missing[wrong[0]].place(wrong[0])
             raise OSError(
@@ -156,12 +254,12 @@ class Mirror:
                 "files are in that folder here."
             )
 
-    def _keep(self, path: str, entry: StoredFile) -> bool:
+    def _keep(self, path: str, entry: StoredFile, new: pathlib.Path) -> bool:
         """Move a downloaded file to its place, if it has the content of its entry."""
-        new, place = self.folder / DOWNLOADED / path, self.folder / path
+        place = self.folder / path
         if not new.exists() or digest_of_file(new) != entry.sha256:
             return False
-        os.utime(new, (entry.modified,) * 2)
+        os.utime(new, (entry.modified, entry.modified))
         place.parent.mkdir(parents=True, exist_ok=True)
         new.replace(place)
         return True
@@ -182,19 +280,10 @@ class Mirror:
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
         newest = self._newest()
-        self._claim = bucket_manifest.next_claim(newest)
+        self._claim = next_claim(newest)
         with explained(self.url, "written"):
             self._write_manifest(Manifest({}, after=newest))
         self._upload()
-
-    def claim_unchanged(self) -> None:
-        """Upload the local copy, unless another process has written since `download`.
-
-        Raises:
-          OSError: when one has, or the bucket cannot be written.
-        """
-        self._check_newest(self._seen)
-        self.claim()
 
     def upload(self) -> None:
         """Upload changes of the local copy to the bucket.
@@ -205,6 +294,10 @@ class Mirror:
         """
         self._check_newest(self._claim)
         self._upload()
+
+    def check_unchanged(self) -> None:
+        """Raise OSError when another process has written since `download`."""
+        self._check_newest(self._seen)
 
     def _check_newest(self, claim: str | None) -> None:
         if self._newest() != claim:
@@ -270,11 +363,10 @@ class Mirror:
     def _entry(self, path: pathlib.Path) -> StoredFile:
         """Entry of a local file; its digest is cached until the file changes."""
         state = path.stat()
-        key = state.st_size, state.st_mtime_ns
-        if self._entries.get(path, (None,))[0] != key:
-            entry = StoredFile(state.st_size, digest_of_file(path), state.st_mtime)
-            self._entries[path] = key, entry
-        return self._entries[path][1]
+        key = path, state.st_size, state.st_mtime_ns
+        if key not in self._digests:
+            self._digests[key] = digest_of_file(path)
+        return StoredFile(state.st_size, self._digests[key], state.st_mtime)
 
     def _newest(self) -> str | None:
         """The greatest claim in the bucket; None if there is none."""
@@ -286,10 +378,10 @@ class Mirror:
             name = name_of(claim)
             with explained(self.url, "read"):
                 size = self._fs.info(name)["size"]
-            check_bytes(size, f"{self.url}/{name}", bucket_manifest.MAX_BYTES)
+            check_bytes(size, f"{self.url}/{name}", MAX_BYTES)
             with explained(self.url, "read"):
                 data = self._fs.cat_file(name)
-            manifest = bucket_manifest.parse(data, claim, f"{self.url}/{name}")
+            manifest = parse_manifest(data, claim, f"{self.url}/{name}")
             if manifest.after is None:
                 return manifest.files
             claim = manifest.after
@@ -298,7 +390,7 @@ class Mirror:
     def _write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of this claim atomically, by renaming."""
         name = name_of(self._claim)
-        self._fs.pipe_file(f".{name}", bucket_manifest.dump(manifest))
+        self._fs.pipe_file(f".{name}", dump_manifest(manifest))
         self._fs.mv(f".{name}", name)
 
     def _list(self) -> list[str]:
@@ -309,7 +401,7 @@ class Mirror:
         """
         with explained(self.url, "read"):
             try:
-                found = self._fs.ls("", detail=True, refresh=True)
+                found: Any = self._fs.ls("", detail=True, refresh=True)
             except FileNotFoundError:
                 return []
         for entry in found:
@@ -320,7 +412,7 @@ class Mirror:
                 )
         return [*filter(None, (entry["name"].strip("/") for entry in found))]
 
-    def _find(self, place: str = "") -> dict[str, dict]:
+    def _find(self, place: str = "") -> Any:
         """{path: what the bucket says} of all objects below a folder of the run."""
         self._fs.invalidate_cache()
         return self._fs.find(place, detail=True)
@@ -357,7 +449,7 @@ class Mirror:
         with explained(self.url, "read"):
             try:
                 written = float(self._fs.cat_file(HEARTBEAT))
-            except (FileNotFoundError, ValueError):  # none, or a stranger's
+            except (FileNotFoundError, ValueError):  # none, or no number
                 return False
         return math.isfinite(written) and time.time() - written < SILENT
 
@@ -400,17 +492,6 @@ def _remove_links(folder: pathlib.Path) -> None:
             mode = path.lstat().st_mode
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _empty_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Create an empty folder for the block; remove it afterwards."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -564,7 +645,8 @@ def fetched_to_evaluate(
     before = mirror.files()
     yield mirror.folder
     if mirror.files() != before and not process:
-        mirror.claim_unchanged()
+        mirror.check_unchanged()
+        mirror.claim()
 
 
 def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:

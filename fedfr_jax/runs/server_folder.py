@@ -7,11 +7,12 @@
 A server that is killed loses at most the round that it is in.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,69 +26,83 @@ from fedfr_jax.types import PyTree
 RUN, CLIENTS = "run.json", "clients.json"
 
 
-class ServerFolder:
-    """State of a server between its processes; in memory only without a `path`.
+class ServerState:
+    """State of a server in memory: who its clients are."""
+
+    def __init__(self):
+        self.run = secrets.token_hex(8)  # name of the training
+        self.owners: dict[str, str] = {}  # client -> node
+
+    def claim(self, client: int, node: str) -> bool:
+        """Whether `client` is this node's, which it is if nobody has claimed it."""
+        return self.owners.setdefault(str(client), node) == node
+
+    def restore(self, start: PyTree) -> tuple[int, PyTree]:
+        """Newest (number of rounds, state); (0, `start`) before the first."""
+        return 0, jax.tree.map(jnp.asarray, start)
+
+    def save(self, num_rounds: int, state: PyTree) -> None:
+        """Save the state after that many rounds."""
+
+
+class ServerFolder(ServerState):
+    """State of a server in a locked folder, which outlives its process.
 
     Args:
       settings: of the training, in JSON's types; a folder of other ones is refused.
     """
 
-    def __init__(self, path: str | os.PathLike | None, settings: Mapping[str, Any]):
-        self.run = secrets.token_hex(8)  # name of the training
-        self.owners: dict[int, str] = {}  # client -> node
-        self.path, self._checkpoints, self._lock = None, None, None
-        if path:
-            self.path = pathlib.Path(path)
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_to_write(self.path, "server of real clients\n")
-            try:
-                self._read(json.loads(json.dumps(settings)))
-            except BaseException:
-                self._lock.close()
-                raise
-            self._checkpoints = Checkpointer(self.path / "checkpoints")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        if self.path:
-            self._checkpoints.close()
-            self._lock.close()
-
-    def _read(self, settings: dict) -> None:
-        if not (self.path / RUN).exists():
+    def __init__(
+        self,
+        path: pathlib.Path,
+        settings: Mapping[str, Any],
+        checkpointer: Checkpointer,
+    ):
+        super().__init__()
+        self._clients, self._checkpointer = path / CLIENTS, checkpointer
+        settings = json.loads(json.dumps(settings))
+        if not (path / RUN).exists():
             record = {"run": self.run, "settings": settings}
-            manifest.write_object(self.path / RUN, record)
-            return
-        record = manifest.read_object(self.path / RUN)
+            manifest.write_object(path / RUN, record)
+        record = manifest.read_object(path / RUN)
         self.run = record["run"]
         for name, value in settings.items():
             if record["settings"].get(name) != value:
                 raise ValueError(
-                    f"{name} must be that of the training in {self.path}, "
+                    f"{name} must be that of the training in {path}, "
                     f"{record['settings'].get(name)}, got {value}. Take another "
                     "workdir for another training."
                 )
-        if (self.path / CLIENTS).exists():
-            owners = manifest.read_object(self.path / CLIENTS)
-            self.owners = {int(client): node for client, node in owners.items()}
+        if self._clients.exists():
+            self.owners = manifest.read_object(self._clients)
 
     def claim(self, client: int, node: str) -> bool:
-        """Whether `client` is this node's, which it is if nobody has claimed it."""
-        is_new = client not in self.owners
-        owner = self.owners.setdefault(client, node)
-        if is_new and self.path:
-            manifest.write_object(self.path / CLIENTS, self.owners)
-        return owner == node
+        is_new = str(client) not in self.owners
+        is_own = super().claim(client, node)
+        if is_new:
+            manifest.write_object(self._clients, self.owners)
+        return is_own
 
     def restore(self, start: PyTree) -> tuple[int, PyTree]:
-        """Newest (number of rounds, state); (0, `start`) before the first."""
-        start = jax.tree.map(jnp.asarray, start)
-        found = self._checkpoints.restore(start) if self.path else None
-        return found or (0, start)
+        first = super().restore(start)
+        return self._checkpointer.restore(first[1]) or first
 
     def save(self, num_rounds: int, state: PyTree) -> None:
-        """Save the state after that many rounds."""
-        if self.path:
-            self._checkpoints.save(num_rounds, state)
+        self._checkpointer.save(num_rounds, state)
+
+
+@contextlib.contextmanager
+def open_server_state(
+    path: str | os.PathLike | None, settings: Mapping[str, Any]
+) -> Iterator[ServerState]:
+    """Open a server's folder; in memory only without a `path`."""
+    if not path:
+        yield ServerState()
+        return
+    folder = pathlib.Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        lock_to_write(folder, "server of real clients\n"),
+        contextlib.closing(Checkpointer(folder / "checkpoints")) as checkpointer,
+    ):
+        yield ServerFolder(folder, settings, checkpointer)

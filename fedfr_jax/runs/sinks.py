@@ -109,41 +109,24 @@ class ClientLog(JsonlSink):
 
 
 class CsvSink(Sink):
-    """A column per number, a row per round, in metrics.csv."""
+    """Write a log again as a .csv beside it when the stage ends, a row per round."""
 
-    def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
-        """Open the file and drop the rounds after resume_step."""
-        self._path = pathlib.Path(path)
-        self._rows = []
-        if self._path.is_file():
-            with self._path.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row.get("round")]
-            self._rows = [row for row in rows if int(row["round"]) <= resume_step]
-        self._write_all()
+    def __init__(self, log: pathlib.Path):
+        self._log = log
 
-    def _write_all(self) -> None:
-        """Write all rows again, since columns or rows have changed."""
-        self._names = list(dict.fromkeys(name for row in self._rows for name in row))
-        lines = [self._names, *(self._cells(row) for row in self._rows)]
-        text = "".join(map(_csv_line, lines)) if self._names else ""
-        files.write_text(self._path, text)
-
-    def _cells(self, row: Mapping[str, Any]) -> list:
-        return [row.get(name, "") for name in self._names]
-
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        row = {"round": int(step) + 1, **{k: float(x) for k, x in scalars.items()}}
-        self._rows.append(row)
-        if not set(row) <= set(self._names):
-            return self._write_all()
-        with self._path.open("a", newline="") as file:
-            file.write(_csv_line(self._cells(row)))
+    def close(self, error: BaseException | None = None) -> None:
+        rows = read_jsonl(self._log)
+        files.write_text(self._log.with_suffix(".csv"), csv_text(rows))
 
 
-def _csv_line(cells: Sequence) -> str:
-    line = io.StringIO()
-    csv.writer(line).writerow(cells)
-    return line.getvalue()
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format rows as .csv, with a column for each key of any row."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 def cover_logs(sinks: Iterable[Sink]) -> None:
@@ -177,7 +160,8 @@ def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dic
     Raises:
       ValueError: for a file that is not as it was written, or a line without a round.
     """
-    data = (manifest.read_covered if is_covered else manifest.read_bytes)(path)
+    read = manifest.read_covered if is_covered else manifest.read_bytes
+    data = read(pathlib.Path(path))
     return parse_json_lines(data, path, "round", int, torn=True)
 
 

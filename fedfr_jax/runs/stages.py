@@ -161,13 +161,11 @@ def read_end(
 def run_central(
     experiment: Experiment,
     trainer: CentralTrainer,
-    start: PyTree,
     folder: pathlib.Path,
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
     """Train a central stage, or read it if finished: (its variables, evaluations)."""
-    del start  # a central stage takes its start from its trainer
     first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
     with open_training(folder, end, first, logging=logging) as sinks:
         variables = train_central(
@@ -267,9 +265,10 @@ def _train_rounds(trainer, state: StageState, outputs, rounds: int) -> PyTree:
     """Train the rounds to come, and a final adaptation; return the last server."""
     first, adaptation = state.first, trainer.final_adaptation
     adapted = adaptation and final_simulation(state.sim, adaptation, rounds)
-    server = loop.train(state.sim, state.server, outputs, first, rounds)
+    server = loop.train(state.sim.runs, state.server, [outputs], first, rounds)
     if adapted:
-        server = loop.train(adapted, server, outputs, max(first, rounds), rounds + 1)
+        first = max(first, rounds)
+        server = loop.train(adapted.runs, server, [outputs], first, rounds + 1)
     return server
 
 
@@ -323,28 +322,18 @@ def load_models(
     """
     check_choice("method", name, experiment.stages)
     data_digest.check(experiment.task, [workdir / name], changed=changed)
-    start = variables_before(experiment, name, workdir)
-    return read_stage(experiment, name, workdir, start).models
+    return read_stage(experiment, name, workdir).models
 
 
-def variables_before(experiment, name, workdir) -> PyTree | None:
-    """Variables that the stage `name` starts from."""
-    start = experiment.stages[name].init_from_stage
-    if start is None:
-        return None
-    before = variables_before(experiment, start, workdir)
-    return read_stage(experiment, start, workdir, before).variables
-
-
-def read_stage(
-    experiment: Experiment, name: str, workdir, start: PyTree | None
-) -> EndedStage:
-    """Read the finished stage `name`, which started from the variables `start`."""
-    trainer, folder = experiment.stages[name].trainer, workdir / name
+def read_stage(experiment: Experiment, name: str, workdir: pathlib.Path) -> EndedStage:
+    """Read a finished stage."""
+    stage, folder = experiment.stages[name], workdir / name
+    trainer, before = stage.trainer, stage.init_from_stage
     check_end(folder, read_end(trainer, experiment.federation.rounds, folder))
     if isinstance(trainer, CentralTrainer):
         state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
         return _ended_central(trainer, state)
+    start = read_stage(experiment, before, workdir).variables if before else None
     state = start_stage(experiment, trainer, start, folder, is_read_only=True)
     state.checkpointer.close()
     return _ended_federated(experiment, trainer, state)

@@ -9,8 +9,6 @@ input of its last layer.
 """
 
 import contextlib
-import csv
-import io
 import json
 import math
 import pathlib
@@ -26,10 +24,9 @@ from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.sinks import read_jsonl, write_text
-from fedfr_jax.runs.stage_settings import stage_settings
+from fedfr_jax.runs.sinks import csv_text, read_jsonl, write_text
 from fedfr_jax.runs.stages import read_end
-from fedfr_jax.runs.workdir import CONFIG
+from fedfr_jax.runs.workdir import CONFIG, stage_settings
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -63,12 +60,7 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
     lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
     write_text(folder / FILE, "".join(line + "\n" for line in lines))
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    table = csv.DictWriter(text, columns, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(folder / "results.csv", text.getvalue())
+    write_text(folder / "results.csv", csv_text(rows))
 
 
 def _finite(value: Any) -> Any:

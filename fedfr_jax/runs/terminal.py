@@ -5,7 +5,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from rich import progress
@@ -18,74 +17,60 @@ from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.text import printable
 
 MAX_SHOWN = 4  # evaluated metrics in the live view
+LINE_SECONDS = 1.0  # between two plain lines; the last round is always shown
 
 
-class LineView(Sink):
-    """Prints a plain line per round, for log files."""
+class View(Sink):
+    """Shows the numbers of a stage.
+
+    Args:
+      total: rounds of the whole run.
+      name: of the stage.
+      metrics: names to show, in this order; () shows all.
+    """
 
     def __init__(
-        self,
-        total: int,
-        *,
-        name: str = "rounds",
-        metrics: tuple[str, ...] = (),
-        every_seconds: float = 1.0,
-        console: Any = None,
+        self, total: int, name: str, metrics: tuple[str, ...], console: Console
     ):
-        """Start the clock.
-
-        Args:
-          total: rounds of the whole run.
-          name: of the stage.
-          metrics: names to show, in this order; () shows all.
-          every_seconds: minimum between two lines; the last round is always shown.
-          console: a rich Console; None takes standard output.
-        """
-        self._console = console or Console()
         self._total, self._name, self._metrics = total, name, metrics
-        self._every, self._last = every_seconds, -math.inf
-        self._start = time.monotonic()
+        self._console = console
+
+
+class LineView(View):
+    """Prints a plain line per round, for log files."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._start, self._last = time.monotonic(), -math.inf
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         now = time.monotonic()
-        if now - self._last < self._every and step + 1 < self._total:
+        if now - self._last < LINE_SECONDS and step + 1 < self._total:
             return
         self._last = now
         numbers = shown_numbers(scalars, self._metrics)
-        self._print(
-            f"{self._name} {step + 1}/{self._total}  {now - self._start:.0f} s"
-            f"  {numbers}".rstrip()
-        )
+        rounds = f"{step + 1}/{self._total}  {now - self._start:.0f} s"
+        self._print(f"{self._name} {rounds}  {numbers}".rstrip())
 
     def note(self, text: str) -> None:
         """Print a note."""
         self._print(f"{self._name}  {text}")
 
     def _print(self, line: str) -> None:
-        line = printable(line)  # names of stages and metrics are anybody's
+        line = printable(line)  # names of stages and metrics are not trusted
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveView(Sink):
+class LiveView(View):
     """Progress bar with time left, speed, memory and the last evaluation."""
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        name: str = "rounds",
-        metrics: tuple[str, ...] = (),
-        console: Any = None,
-    ):
-        """Open the view; the arguments are those of `LineView`."""
+    def __init__(self, *args):
+        super().__init__(*args)
         self._bar = _bar()
-        self._task = self._bar.add_task(printable(name), total=total)
-        self._metrics = metrics
+        self._task = self._bar.add_task(printable(self._name), total=self._total)
         self._numbers, self._speed, self._evaluated = "starting", "", ""
         self._live = Live(
-            console=console or Console(),
-            refresh_per_second=4,
-            get_renderable=self._render,
+            console=self._console, refresh_per_second=4, get_renderable=self._render
         )
         self._live.start()
 
@@ -120,18 +105,16 @@ class LiveView(Sink):
 def open_view(
     kind: str,
     total: int,
-    *,
     name: str,
     metrics: tuple[str, ...] = (),
-    console: Any = None,
+    console: Console | None = None,
 ) -> Sink:
     """Open the view `kind`: auto, lines or quiet; auto is live on a terminal."""
     if kind == "quiet":
         return Sink()
     console = console or Console()
-    if kind == "auto" and console.is_terminal:
-        return LiveView(total, name=name, metrics=metrics, console=console)
-    return LineView(total, name=name, metrics=metrics, console=console)
+    is_live = kind == "auto" and console.is_terminal
+    return (LiveView if is_live else LineView)(total, name, metrics, console)
 
 
 def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:

@@ -1,21 +1,15 @@
-"""Time of a run: elapsed, uses of it (goodput), speeds, compile times to expect."""
+"""Time of a run: elapsed, uses of it (goodput), speeds."""
 
 import contextlib
-import hashlib
-import json
 import pathlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import jax
-from jax.sharding import Mesh
 
 from fedfr_jax import manifest
-from fedfr_jax.files import cache_folder, write_text
-from fedfr_jax.json_files import read_json
-from fedfr_jax.runs.sinks import Sink, write_summary
+from fedfr_jax.runs.sinks import write_summary
 
 USES = ("training", "compile", "input", "evaluation", "checkpoint")
 EVENTS = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")
@@ -50,7 +44,7 @@ class TimeUse:
       before: those of the run's earlier starts.
     """
 
-    def __init__(self, before: Mapping[str, float] = {}):  # noqa: B006 (only read)
+    def __init__(self, before: Mapping[str, float]):
         self.seconds = {use: float(before.get(use, 0.0)) for use in USES}
         self._spans, self._lock = [], threading.Lock()  # of compiling, in order
 
@@ -78,12 +72,12 @@ class TimeUse:
             self._spans.clear()
         return max(seconds, 0.0)
 
-    def note_compile(self, event: str, seconds: float, **_) -> None:
+    def note_compile(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Record a compilation time reported by JAX; overlapping ones count once."""
         if event.rpartition("/")[2] not in EVENTS:
             return
         end = time.perf_counter()
-        start = end - seconds
+        start = end - duration_secs
         with self._lock:
             while self._spans and self._spans[-1][1] > start:
                 start = min(start, self._spans.pop()[0])
@@ -130,58 +124,3 @@ def speeds(
     if flops_per_image:
         result["model_flops_per_second"] = images * flops_per_image / seconds
     return result
-
-
-MAX_ENTRIES = 300  # programs in the file of compile times, the newest
-
-
-class CompileTimer:
-    """Timer of a program's first call, which compiles; it tells the sinks.
-
-    The program is identified by its stage, the shapes of its inputs and its devices;
-    its seconds are kept in the user's cache folder.
-
-    Args:
-      mesh: where it runs.
-      program: identifies the program; of trees the shapes count.
-    """
-
-    def __init__(self, sinks: Sequence[Sink], mesh: Mesh, *program: Any):
-        shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
-        devices = dict(mesh.shape), mesh.devices.flat[0].device_kind
-        text = f"{jax.tree.map(shape, program)} {devices} {jax.__version__}"
-        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._sinks, self._seconds = sinks, []
-
-    def begin(self) -> None:
-        """Report that the program compiles, with the estimated seconds if known."""
-        if self._sinks:
-            seconds = compile_times().get(self._key)
-            about = f", about {max(seconds, 1):.0f} s" if seconds is not None else ""
-            for sink in self._sinks:
-                sink.note(f"compiling{about}")
-
-    def record(self, seconds: float) -> None:
-        """Store the compile time: the first call's seconds minus the second's."""
-        if not self._sinks or len(self._seconds) == 2:
-            return
-        self._seconds.append(seconds)
-        times = compile_times()
-        times.pop(self._key, None)
-        times[self._key] = round(max(2 * self._seconds[0] - sum(self._seconds), 0), 2)
-        newest = dict([*times.items()][-MAX_ENTRIES:])
-        with contextlib.suppress(OSError):  # a home that cannot be written
-            write_text(path(), json.dumps(newest, indent=1))
-
-
-def path() -> pathlib.Path:
-    """Path of the stored compile times."""
-    return cache_folder() / "first_calls.json"
-
-
-def compile_times() -> dict[str, float]:
-    """Read {key: seconds}, oldest first; {} if the file is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        stored = read_json(path())
-        return {k: float(v) for k, v in stored.items() if isinstance(v, int | float)}
-    return {}

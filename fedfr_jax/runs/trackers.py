@@ -4,7 +4,7 @@ A sink is created from a `StageRun`. Numbers of clients become histograms if the
 has them, those of private methods under other names. Trackers read their project,
 address and key from environment variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI.
 A training that begins at its first round is a
-new run of a tracker; one that is resumed goes on with its run, by the id in ID_FILE.
+new run of a tracker; one that is resumed continues its run, by the id in ID_FILE.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.sinks import ClientLog, CsvSink, JsonlSink, Sink, write_text
 from fedfr_jax.runs.terminal import open_view
+from fedfr_jax.text import flat_config
 
 CLIENTS = "clients"  # prefix of numbers per client
 HIDDEN = ("client", "added_examples", NOT_PRIVATE)  # of the cohort's numbers
@@ -58,7 +59,7 @@ class StageRun(NamedTuple):
         """Identifier of the training, 16 hexadecimal digits, kept in ID_FILE."""
         path = self.folder / ID_FILE
         stored = path.read_text(errors="replace") if path.is_file() else ""
-        if not re.fullmatch("[0-9a-f]{16}", stored):  # also a stranger's words
+        if not re.fullmatch("[0-9a-f]{16}", stored):  # also untrusted text
             stored = secrets.token_hex(8)
             write_text(path, stored)
         return stored
@@ -92,31 +93,6 @@ def check_sinks(names: Sequence[str]) -> None:
     """Raise ValueError for an unknown sink, before anything is trained."""
     for name in names:
         schema.check_choice("--sinks", name, sorted(SINKS))
-
-
-class TensorBoardSink(Sink):
-    """Scalars for TensorBoard, by their `tag`, with their own name as the title."""
-
-    def __init__(self, writer: Any):
-        self._writer = writer
-
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            if math.isfinite(value):
-                self._writer.add_scalar(
-                    tag(name), float(value), int(step) + 1, display_name=name
-                )
-        self._writer.flush()
-
-    result = __call__
-
-    def clients(self, step: int, values: Mapping[str, Any]) -> None:
-        for name, numbers in histograms(values):
-            self._writer.add_histogram(tag(name), numbers, int(step) + 1, bins=NUM_BINS)
-        self._writer.flush()
-
-    def close(self, error: BaseException | None = None) -> None:
-        self._writer.close()
 
 
 @functools.cache  # a run has a sink per stage, and prints the note once
@@ -227,24 +203,27 @@ class TrackerSink(Sink):
         self._end(FINISHED if error is None else status)
 
 
-def csv_file(run: StageRun) -> Sink:
-    """Write metrics.csv of the stage, a row per round."""
-    return CsvSink(run.folder / "metrics.csv", resume_step=run.first_round)
-
-
 def tensorboard(run: StageRun) -> Sink:
     """Write event files to the stage's folder tensorboard (tensorboardX)."""
     open_writer = _summary_writer()
     if open_writer is None:  # a missing viewer must not end a run
         return Sink()
     first = run.first_round
-    return TensorBoardSink(
-        open_writer(
-            str(run.folder / "tensorboard"),
-            purge_step=first + 1,  # of rounds that are done again
-            filename_suffix=f".{first}",  # for files of the same second
-        )
+    writer: Any = open_writer(
+        str(run.folder / "tensorboard"),
+        purge_step=first + 1,  # of rounds that are done again
+        filename_suffix=f".{first}",  # for files of the same second
     )
+
+    def log(numbers: Mapping[str, Any], step: int) -> None:
+        for name, value in numbers.items():
+            if np.ndim(value):
+                writer.add_histogram(tag(name), value, step, bins=NUM_BINS)
+            else:
+                writer.add_scalar(tag(name), value, step, display_name=name)
+        writer.flush()
+
+    return TrackerSink(log, lambda status: writer.close(), np.asarray)
 
 
 def wandb(run: StageRun) -> Sink:
@@ -304,7 +283,10 @@ def mlflow(run: StageRun) -> Sink:
         tags = {"fedfr_id": run.id}
         created = client.create_run(number, run_name=run.unique_name, tags=tags)
         run_id = created.info.run_id
-        parameters = [mlflow.entities.Param(*x) for x in flat_settings(run.config)]
+        parameters = [
+            mlflow.entities.Param(tag(key)[:NAME_LENGTH], _setting(x)[:VALUE_LENGTH])
+            for key, x in flat_config(run.config).items()
+        ]
         for i in range(0, len(parameters), BATCH):
             client.log_batch(run_id, params=parameters[i : i + BATCH])
 
@@ -315,19 +297,8 @@ def mlflow(run: StageRun) -> Sink:
     return TrackerSink(log, lambda status: client.set_terminated(run_id, status))
 
 
-def flat_settings(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs of a config's dotted keys and values, within MLflow's limits.
-
-    >>> dict(flat_settings({"seed": 0, "model": {"name": "cnn", "sizes": [8, 16]}}))
-    {'seed': '0', 'model.name': 'cnn', 'model.sizes': '[8, 16]'}
-    """
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{name}.")
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        yield tag(name)[:NAME_LENGTH], text[:VALUE_LENGTH]
+def _setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @contextlib.contextmanager
@@ -342,7 +313,7 @@ def _optional(name: str) -> Iterator[None]:
 
 
 SINKS = {
-    "csv": csv_file,
+    "csv": lambda run: CsvSink(run.folder / "metrics.jsonl"),
     "tensorboard": tensorboard,
     "wandb": wandb,
     "trackio": trackio,

@@ -7,7 +7,7 @@ stages, or resume from the last checkpoint if the runs had to be separated.
 
 import contextlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,7 +26,13 @@ from fedfr_jax.runs.stages import check_calls, open_training, stage_outputs
 from fedfr_jax.runs.sweep import reuse_stages
 from fedfr_jax.runs.timing import ElapsedTime
 from fedfr_jax.runs.trackers import Logging
-from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
+from fedfr_jax.types import (
+    CentralTrainer,
+    Dataset,
+    Experiment,
+    FederatedTrainer,
+    PyTree,
+)
 
 
 class SweepMember(NamedTuple):
@@ -40,21 +46,22 @@ class SweepMember(NamedTuple):
 
 def train_members(members: Sequence[SweepMember]) -> None:
     """Train all stages of S `shared_program` runs; federated stages in one program."""
-    check_program(members[0].experiment)
-    check_calls(members[0].experiment)
+    first = members[0].experiment
+    build_trainer = check_program(first)
+    check_calls(first)
     clocks = [ElapsedTime(member.folder / "seconds.json") for member in members]
-    ends = [{} for _ in members]
-    for name, stage in members[0].experiment.stages.items():
-        if isinstance(stage.trainer, CentralTrainer):
-            for member, variables in zip(members, ends, strict=True):
+    ends: list[dict[str | None, PyTree]] = [{} for _ in members]
+    for name, stage in first.stages.items():
+        is_central = isinstance(stage.trainer, CentralTrainer)
+        for member, variables in zip(members, ends, strict=True):
+            if is_central:
                 reuse_stages(member.experiment, member.folder, member.changed)
-                _record_data(member, name)
+            data_digest.record(member.experiment.task, [member.folder / name])
+            if is_central:
                 variables[name] = _train_central(member, name)
-        else:
+        if not is_central:
             starts = [variables.get(stage.init_from_stage) for variables in ends]
-            for member in members:
-                _record_data(member, name)
-            train_stage(members, name, starts)
+            train_stage(members, name, starts, build_trainer)
     for clock in clocks:
         clock.note(share=len(members))
 
@@ -88,8 +95,12 @@ def _is_equal(a: PyTree, b: PyTree) -> bool:
     return of_x == of_y and all(map(np.array_equal, x, y))
 
 
-def check_program(first: Experiment) -> None:
-    """Raise ValueError unless such runs can be trained in one program."""
+def check_program(first: Experiment) -> Callable[..., FederatedTrainer]:
+    """`with_hyperparameters` of runs that can be trained in one program.
+
+    Raises:
+      ValueError: when they cannot.
+    """
     if first.with_hyperparameters is None:
         raise ValueError(
             "the task must support traced hyperparameters to train runs together, got "
@@ -106,16 +117,14 @@ def check_program(first: Experiment) -> None:
             "the data set must be in device memory to train runs together, got a "
             "stream."
         )
-
-
-def _record_data(member: SweepMember, name: str) -> None:
-    data_digest.record(member.experiment.task, [member.folder / name])
+    return first.with_hyperparameters
 
 
 def _train_central(member: SweepMember, name: str) -> PyTree:
     """Train a central stage of one run; return its final variables."""
     experiment, folder = member.experiment, member.folder / name
     trainer = experiment.stages[name].trainer
+    assert isinstance(trainer, CentralTrainer)
     first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
     with open_training(folder, end, first) as sinks:
         return train_central(
@@ -124,64 +133,58 @@ def _train_central(member: SweepMember, name: str) -> PyTree:
 
 
 def train_stage(
-    members: Sequence[SweepMember], name: str, starts: Sequence[PyTree | None]
+    members: Sequence[SweepMember],
+    name: str,
+    starts: Sequence[PyTree | None],
+    build_trainer: Callable[..., FederatedTrainer],
 ) -> None:
     """Train a federated stage of all members up to their last common round."""
-    experiments = [member.experiment for member in members]
-    first, trainers = experiments[0], [e.stages[name].trainer for e in experiments]
-    federation, mesh = first.federation, first.mesh
+    first, mesh = members[0].experiment, members[0].experiment.mesh
+    federation, population = first.federation, first.task.population
+    all_trainers = [member.experiment.stages[name].trainer for member in members]
+    trainers = [x for x in all_trainers if isinstance(x, FederatedTrainer)]
     runs = sweep(
-        lambda numbers: first.with_hyperparameters(name, numbers).algorithm,
+        lambda numbers: build_trainer(name, numbers).algorithm,
         first.batching,
         place_examples(first.task.dataset, mesh),
-        first.task.population,
+        population,
         hypers=[dict(member.numbers.get(name, {})) for member in members],
-        seeds=[e.seed for e in experiments],
+        seeds=[member.experiment.seed for member in members],
         mesh=mesh,
         clients_per_device=federation.clients_per_device,
-        **federation.options_of(trainers[0], first.task.population.num_clients),
+        **federation.options_of(trainers[0], population.num_clients),
     )
     with contextlib.ExitStack() as stack:
-        resumed = [
-            loop.resume(
-                sim,
-                start_simulation(sim, trainer.init_variables(variables)),
-                member.folder / name,
-            )
-            for sim, trainer, variables, member in zip(
-                runs.sims, trainers, starts, members, strict=True
-            )
-        ]
-        for run in resumed:
-            stack.callback(run.checkpointer.close)
-        rounds = {run.first for run in resumed}
-        if len(rounds) > 1:
+        resumed = []
+        parts = zip(members, runs.sims, trainers, starts, strict=True)
+        for member, sim, trainer, variables in parts:
+            server = start_simulation(sim, trainer.init_variables(variables))
+            resumed.append(loop.resume(sim, server, member.folder / name))
+            stack.callback(resumed[-1].checkpointer.close)
+        first_round = resumed[0].first
+        if len(rounds := {run.first for run in resumed}) > 1:
             raise ValueError(
                 "runs must all be at the same round to train together, got "
                 f"{sorted(rounds)}."
             )
-        (first_round,) = rounds
         sims = tuple(run.sim for run in resumed)
-        runs = runs._replace(sims=sims)
         end = min(affordable_rounds(x.accountant, federation.rounds) for x in sims)
         if first_round >= end:
             return
-        servers = jax.tree.map(
-            lambda *x: jnp.stack(x), *[run.server for run in resumed]
-        )
         outputs = []
         for member, trainer, run in zip(members, trainers, resumed, strict=True):
-            # One member shows the progress of all.
-            logging = Logging(view="quiet" if outputs else "auto")
             sinks = open_training(
                 member.folder / name,
                 federation.rounds,
                 first_round,
                 title=f"{name}, together",
-                logging=logging,
+                # One member shows the progress of all.
+                logging=Logging(view="quiet" if outputs else "auto"),
                 has_clients=True,
             )
             sinks = stack.enter_context(sinks)
             outputs.append(stage_outputs(member.experiment, trainer, run, sinks))
+        servers = [run.server for run in resumed]
+        servers = jax.tree.map(lambda *x: jnp.stack(x), *servers)
         servers = jax.device_put(servers, placement(mesh, servers, None))
-        loop.train_sweep(runs, servers, outputs, first_round, end)
+        loop.train(runs._replace(sims=sims), servers, outputs, first_round, end)

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import functools
 import json
-import math
 import mimetypes
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,19 +19,20 @@ from fedfr_jax.runs.report.run_charts import (
     evaluators,
     map_charts,
     partition_charts,
+    parts,
     per_client,
     points,
     rate_charts,
 )
-from fedfr_jax.text import short_keys
+from fedfr_jax.runs.report.tables import best_index, number_text
+from fedfr_jax.text import flat_config, short_keys
 from fedfr_jax.version import UNKNOWN, library_version
 from fedfr_jax.viewer.run_files import (
     RunFiles,
     age_text,
     config_differences,
-    flat_config,
+    run_row,
 )
-from fedfr_jax.viewer.runs_table import run_row
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"
@@ -168,21 +168,6 @@ def _setting_text(value: Any) -> str:
     return f"{value:.6g}" if is_number else "none" if value is None else str(value)
 
 
-def number_text(value: Any) -> str:
-    """Format a number with four digits; "-" for None.
-
-    >>> number_text(0.98765), number_text(12), number_text(None)
-    ('0.9877', '12', '-')
-    """
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return "-"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 10 else f"{value:.4g}"
-
-
 def _value_text(value: Any) -> str:
     """Format a config value; "" for a missing key."""
     if value is None:
@@ -235,7 +220,10 @@ def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
             for name, evaluation in evaluations
         ]
         for i, metric in enumerate(metrics):
-            _mark_best([row["cells"][i] for row in rows], metric)
+            column = [row["cells"][i] for row in rows]
+            best = best_index(metric, [cell["value"] for cell in column])
+            if best is not None:
+                column[best]["is_best"] = True
         names = [(metric, metric_label(metric)) for metric in metrics]
         if metrics:
             tables.append({"evaluator": evaluator, "metrics": names, "rows": rows})
@@ -254,16 +242,6 @@ def _cell(evaluation: Mapping[str, Any], metric: str) -> dict[str, Any]:
             f"10 % above {number_text(quantiles[90])}",
         }
     return cell
-
-
-def _mark_best(cells: list[dict[str, Any]], metric: str) -> None:
-    """Mark the best value, if its text differs from that of the second."""
-    sign = direction(metric)
-    numeric = [cell for cell in cells if isinstance(cell["value"], int | float)]
-    if len(numeric) < 2 or not sign:
-        return
-    first, second = sorted(numeric, key=lambda cell: -sign * cell["value"])[:2]
-    first["is_best"] = number_text(first["value"]) != number_text(second["value"])
 
 
 def data_charts(runs: Sequence[RunFiles]) -> list[Chart]:
@@ -312,31 +290,24 @@ def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
 
 def images(lines: Sequence[Line]) -> list[dict[str, str]]:
     """Images that evaluators have written: {"title", "data"}."""
-    entries = []
-    for line in lines:
-        for evaluator, evaluation in line.evaluations.items():
-            for name, path in evaluation.get("images", ()):
-                if data := data_url(line.folder, path):
-                    title = f"{line.name}: {evaluator}, {name}"
-                    entries.append({"title": title, "line": line.name, "data": data})
-    return entries
+    return [
+        {"title": part.title, "line": part.line.name, "data": data}
+        for part in parts(lines, "images")
+        if (data := data_url(part.line.folder, part.value))
+    ]
 
 
 def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Wrongly classified pairs: {"title", "threshold", "shown"}."""
     entries = []
-    for line in lines:
-        for evaluator, evaluation in line.evaluations.items():
-            for name, pairs in evaluation.get("pairs", {}).items():
-                shown = [
-                    {**pair, "data": data}
-                    for pair in pairs["shown"]
-                    if (data := data_url(line.folder, pair["image"]))
-                ]
-                title = f"{line.name}: {evaluator}, {name}"
-                entries.append(
-                    {**pairs, "title": title, "line": line.name, "shown": shown}
-                )
+    for part in parts(lines, "pairs"):
+        shown = [
+            {**pair, "data": data}
+            for pair in part.value["shown"]
+            if (data := data_url(part.line.folder, pair["image"]))
+        ]
+        entry = {**part.value, "title": part.title, "line": part.line.name}
+        entries.append({**entry, "shown": shown})
     return entries
 
 

@@ -1,12 +1,12 @@
 """Types of the JSON files of a run, all that lists and pages rely on.
 
-A run may be a stranger's: each file is checked against its type when it is read, and a
+A run is not trusted: each file is checked against its type when it is read, and a
 file that does not fit is left out (see `run_files`).
 """
 
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Len
 from pydantic import (
     AfterValidator,
     ConfigDict,
@@ -18,7 +18,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-STRICT = ConfigDict(strict=True, extra="allow")
+FILE = with_config(ConfigDict(strict=True, extra="allow"))  # and all types in it
+
+
+def _rule(is_kept: bool, rule: str) -> None:
+    if not is_kept:
+        raise PydanticCustomError("rule", "Input should be {rule}", {"rule": rule})
 
 
 def _plain_name(name: str) -> str:
@@ -27,28 +32,38 @@ def _plain_name(name: str) -> str:
     return name
 
 
-Number = Annotated[FiniteFloat, Strict()]
-MaybeNumber = Number | None  # of a number that is not finite
+def _equal_lengths(*names: str) -> AfterValidator:
+    """Refuse a record whose lists of these names have different lengths."""
+
+    def check(record: Any) -> Any:
+        lengths = {len(record[name]) for name in names}
+        _rule(len(lengths) == 1, f"as many {', '.join(names)}")
+        return record
+
+    return AfterValidator(check)
+
+
+Float = Annotated[FiniteFloat, Strict()]
+Number = Annotated[int, Le(2**53), Ge(-(2**53))] | Float
+MaybeFloat = Float | None  # None: not finite
 Count = Annotated[int, Ge(0), Le(2**53)]
 PlainName = Annotated[str, AfterValidator(_plain_name)]
-Metrics = dict[str, MaybeNumber | list[MaybeNumber] | str]
+Metrics = dict[str, Number | None | list[MaybeFloat] | str]
 
 
-@with_config(STRICT)
 class Data(TypedDict, total=False):
     """Section `data` of a config."""
 
     name: str
 
 
-@with_config(STRICT)
 class Federation(TypedDict, total=False):
     """Section `federation` of a config."""
 
     rounds: Count
 
 
-@with_config(STRICT)
+@FILE
 class Config(TypedDict, total=False):
     """config.json."""
 
@@ -58,28 +73,27 @@ class Config(TypedDict, total=False):
     methods: dict[str, Any]
 
 
-@with_config(STRICT)
+@FILE
 class Summary(TypedDict, total=False):
     """summary.json."""
 
     methods: dict[PlainName, dict[str, Metrics]]
 
 
-@with_config(STRICT)
+@FILE
 class Environment(TypedDict, total=False):
     """environment.json."""
 
     versions: dict[str, str]
 
 
-@with_config(STRICT)
 class Table(TypedDict):
     """Images of the first clients, a row each, by class."""
 
     train: list[list[Count]]
 
 
-@with_config(STRICT)
+@FILE
 class Partition(TypedDict, total=False):
     """partition.json."""
 
@@ -92,131 +106,104 @@ class Partition(TypedDict, total=False):
 
 def _partition(report: Partition) -> Partition:
     if "table" in report:
-        _rule(report.keys() >= {"clients", "classes"}, "a table of classes and clients")
+        _rule("clients" in report, "a table of classes and clients")
         lengths = {*map(len, report["table"]["train"])}
-        _rule(lengths == {len(report["classes"])} != {0}, "a number for each class")
+        count = len(report.get("classes", ()))
+        _rule(lengths == {count} != {0}, "a number for each class")
     return report
 
 
-@with_config(STRICT)
+@FILE
 class Seconds(TypedDict, total=False):
     """seconds.json."""
 
-    seconds: Annotated[Number, Ge(0)]
+    seconds: Annotated[Float, Ge(0)]
 
 
-@with_config(STRICT)
-class PerClient(TypedDict, total=False):
-    """A metric's numbers per client; {} if none is finite."""
+class PerClient(TypedDict):
+    """A metric's numbers per client."""
 
     count: Count
     ids: list[Count]
-    values: list[Number]  # of these clients
-    quantiles: list[Number]  # [101]
-    mean: Number
-    std: Number
+    values: list[Float]  # of these clients
+    quantiles: Annotated[list[Float], Len(101, 101)]
+    mean: Float
+    std: Float
 
 
-@with_config(STRICT)
 class Curve(TypedDict):
-    """A curve: values of each field, points or one number."""
+    """A curve: values of each field, two lists of one length and other numbers."""
 
     fields: list[str]
-    values: list[list[MaybeNumber] | MaybeNumber]
+    values: list[list[MaybeFloat] | MaybeFloat]
 
 
-@with_config(STRICT)
+def _curve(curve: Curve) -> Curve:
+    first, others = curve["values"][:2], curve["values"][2:]
+    lengths = [len(x) for x in first if isinstance(x, list)]
+    _rule(len(lengths) == 2 and len({*lengths}) == 1, "two lists of one length")
+    _rule(not any(isinstance(x, list) for x in others), "numbers after two lists")
+    return curve
+
+
+AnyCurve = Annotated[Curve, _equal_lengths("fields", "values"), AfterValidator(_curve)]
+
+
 class Pair(TypedDict):
     """A pair of images with its score."""
 
     image: str
-    score: Number
+    score: Float
     is_same: bool
     names: list[str]
 
 
-@with_config(STRICT)
 class Pairs(TypedDict):
     """Pairs on the wrong side of a threshold."""
 
-    threshold: Number
+    threshold: Float
     shown: list[Pair]
 
 
-@with_config(STRICT)
 class Map(TypedDict):
     """Embeddings in two dimensions."""
 
-    x: list[MaybeNumber]
-    y: list[MaybeNumber]
+    x: list[MaybeFloat]
+    y: list[MaybeFloat]
     labels: list[str]
-    explained: Number
-
-
-def _per_client(numbers: PerClient) -> PerClient:
-    if numbers:
-        _rule(numbers.keys() >= PerClient.__annotations__.keys(), "all numbers")
-        _rule(len(numbers["ids"]) == len(numbers["values"]), "as many ids as values")
-        _rule(len(numbers["quantiles"]) == 101, "101 quantiles")
-    return numbers
-
-
-def _curve(curve: Curve) -> Curve:
-    fields, values = curve["fields"], curve["values"]
-    _rule(len(fields) == len(values) >= 2, "values for each of two fields or more")
-    points = [x for x in values[:2] if isinstance(x, list)]
-    _rule(len({*map(len, points)}) == len(points) - 1 == 1, "two lists of one length")
-    return curve
+    explained: Float
 
 
 def _curves(curves: dict[str, Curve]) -> dict[str, Curve]:
     if roc := curves.get("roc"):
         _rule(roc["fields"][:2] == ["far", "tar"], "a roc of far and tar")
-        counts = dict(zip(roc["fields"], roc["values"], strict=True))
-        counts = [counts.get(name) for name in ("num_negatives", "num_positives")]
-        _rule(not any(isinstance(x, list) for x in counts), "a number of pairs")
     return curves
 
 
-def _map(points: Map) -> Map:
-    lengths = {len(points[name]) for name in ("x", "y", "labels")}
-    _rule(len(lengths) == 1, "as many x as y and labels")
-    return points
+@FILE
+class Evaluation(TypedDict, total=False):
+    """One evaluator's part of evaluation.json, see `runs.evaluation_record`."""
+
+    metrics: Metrics
+    per_client: dict[str, Annotated[PerClient, _equal_lengths("ids", "values")]]
+    curves: Annotated[dict[str, AnyCurve], AfterValidator(_curves)]
+    images: dict[str, str]  # paths in the run
+    pairs: dict[str, Pairs]
+    maps: dict[str, Annotated[Map, _equal_lengths("x", "y", "labels")]]
 
 
 def _row(row: dict) -> dict:
     """A row whose "round" is an integer, which the type made a float."""
     number = row.get("round")
-    is_count = isinstance(number, float) and 0 <= number <= 2**53
-    _rule(is_count and number.is_integer(), 'a "round" that counts from 1')
-    return {**row, "round": int(number)}
-
-
-def _rule(is_kept: bool, rule: str) -> None:
-    if not is_kept:
-        raise PydanticCustomError("rule", f"Input should be {rule}")
-
-
-@with_config(STRICT)
-class Evaluation(TypedDict, total=False):
-    """One evaluator's part of evaluation.json, see `runs.evaluation_record`."""
-
-    metrics: Metrics
-    per_client: dict[str, Annotated[PerClient, AfterValidator(_per_client)]]
-    curves: Annotated[
-        dict[str, Annotated[Curve, AfterValidator(_curve)]], AfterValidator(_curves)
-    ]
-    images: list[tuple[str, str]]  # (name, path in the run)
-    pairs: dict[str, Pairs]
-    maps: dict[str, Annotated[Map, AfterValidator(_map)]]
+    is_count = isinstance(number, float) and 0 <= number <= 2**53 and not number % 1
+    _rule(is_count, 'a "round" that counts from 1')
+    return {**row, "round": int(row["round"])}
 
 
 CONFIG, SUMMARY = TypeAdapter(Config), TypeAdapter(Summary)
-ENVIRONMENT, PARTITION = (
-    TypeAdapter(Environment),
-    TypeAdapter(Annotated[Partition, AfterValidator(_partition)]),
-)
-SECONDS = TypeAdapter(Seconds)
+ENVIRONMENT, SECONDS = TypeAdapter(Environment), TypeAdapter(Seconds)
+PARTITION = TypeAdapter(Annotated[Partition, AfterValidator(_partition)])
 EVALUATIONS = TypeAdapter(dict[str, Evaluation])
-Row = dict[str, MaybeNumber | dict[str, str]]  # its "round" is an int
-ROW = TypeAdapter(Annotated[Row, AfterValidator(_row)])  # a line of metrics.jsonl
+Row = dict[str, Any]  # its "round" is an int
+RowValues = dict[str, MaybeFloat | dict[str, str]]
+ROW = TypeAdapter(Annotated[RowValues, AfterValidator(_row)])  # of metrics.jsonl

@@ -1,6 +1,6 @@
 """Files of run directories, read without JAX and in any state of the run.
 
-A run may be a stranger's. `Files` alone reads its files: regular files in real folders,
+A run is not trusted. `Files` alone reads its files: regular files in real folders,
 not links, pipes or devices, of the types in `records`. A file that does not fit is left
 out and named in one line.
 """
@@ -11,16 +11,20 @@ import itertools
 import os
 import pathlib
 import stat
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedfr_jax import manifest
 from fedfr_jax.files import read_regular
+from fedfr_jax.json_files import broken_rule
 from fedfr_jax.runs import locks
 from fedfr_jax.runs.remote import RUNNING
-from fedfr_jax.text import printable
+from fedfr_jax.schema import hint
+from fedfr_jax.text import flat_config, printable
 from fedfr_jax.viewer import records
 
 CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.jsonl"
@@ -85,7 +89,7 @@ class Files:
         try:
             return {} if text is None else kind.validate_json(text)
         except ValidationError as error:
-            self._problems[name] = _rule_text(error)
+            self._problems[name] = f": {broken_rule(error)}"
             return {}
 
     def lines(self, name: str) -> list[bytes]:
@@ -138,30 +142,13 @@ def folder_names(folder: str | os.PathLike) -> list[str]:
         return sorted(x.name for x in entries if x.is_dir(follow_symlinks=False))
 
 
-def _rule_text(error: ValidationError) -> str:
-    """The first rule that a JSON file breaks, such as ": task must be text"."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return f" must be readable JSON, got {first['msg']}"
-    place = ".".join(str(x) for x in first["loc"])
-    rule = first["msg"].removeprefix("Input should be ")
-    return f": {place or 'it'} must be {rule}, got {str(first['input'])[:60]!r}"
-
-
 class StageFiles:
     """Log and evaluations of a stage, each read when it is first asked for."""
 
-    def __init__(
-        self,
-        files: Files,
-        name: str,
-        summary: Mapping[str, records.Metrics],
-        *,
-        is_final: bool,
-    ):
-        """Take the stage's part of the run's summary, which may be older than a log."""
+    def __init__(self, files: Files, name: str, summary: Mapping[str, records.Metrics]):
+        """Take the stage's part of the run's summary; {} if a log is newer."""
         self.name = name
-        self._files, self._summary, self._is_final = files, summary, is_final
+        self._files, self._summary = files, summary
         self._log = f"{name}/{METRICS}"
 
     @functools.cached_property
@@ -188,8 +175,7 @@ class StageFiles:
     @functools.cached_property
     def last_numbers(self) -> dict[str, float]:
         """Metrics of the evaluations and of the last round, {"evaluator/metric": x}."""
-        metrics = self._summary if self._is_final else {}  # the smaller file
-        metrics = metrics or {
+        metrics = self._summary or {  # which is the smaller file
             k: x.get("metrics", {}) for k, x in self.evaluations.items()
         }
         numbers = {
@@ -201,7 +187,7 @@ class StageFiles:
             numbers = {k: x for k, x in row.items() if "/" in k} | numbers
             if numbers:
                 break
-        return {k: x for k, x in numbers.items() if isinstance(x, float)}
+        return {k: x for k, x in numbers.items() if isinstance(x, int | float)}
 
     @functools.cached_property
     def _lines(self) -> list[bytes]:
@@ -217,10 +203,10 @@ class RunFiles:
         self.name = printable(name or folder.name)
         self._files = Files(folder)
         names = [f"{name}/{METRICS}" for name in self._files.folders]
-        self._logs = [name for name in names if self._files.stamp(name)]
-        written = [self._files.stamp(name) for name in (CONFIG, SUMMARY, *self._logs)]
-        times = [state.nanoseconds / 1e9 for state in written if state]
-        self.changed = max(times, default=0.0)  # seconds since the epoch
+        stamps = {name: self._files.stamp(name) for name in (CONFIG, SUMMARY, *names)}
+        written = {k: x.nanoseconds for k, x in stamps.items() if x}
+        self._logs = {k: x for k, x in written.items() if k in names}
+        self.changed = max(written.values(), default=0) / 1e9  # seconds since the epoch
         self.settled = self._settled_state()  # state of a run that is not locked
 
     def _settled_state(self) -> str:
@@ -230,8 +216,8 @@ class RunFiles:
         summary = self._files.stamp(SUMMARY)
         if self._files.stamp("error.txt") and not summary:
             return "failed"
-        logs = [self._files.stamp(name).nanoseconds for name in self._logs]
-        is_newest = summary and summary.nanoseconds >= max(logs, default=0)
+        newest = max(self._logs.values(), default=0)
+        is_newest = summary and summary.nanoseconds >= newest
         return "finished" if is_newest else "stopped"
 
     @functools.cached_property
@@ -255,11 +241,9 @@ class RunFiles:
         summary = self._files.record(SUMMARY, records.SUMMARY).get("methods", {})
         declared = ["pretrained", *self.config.get("methods", {}), *summary]
         logged = [log.partition("/")[0] for log in self._logs]
-        is_final = self.settled == "finished"
+        final = summary if self.settled == "finished" else {}
         return {
-            name: StageFiles(
-                self._files, name, summary.get(name, {}), is_final=is_final
-            )
+            name: StageFiles(self._files, name, final.get(name, {}))
             for name in dict.fromkeys([*declared, *logged])
             if name in logged or name in summary
         }
@@ -328,13 +312,8 @@ def find_runs(
 
 def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
     """Open a run; what of it cannot be read is named in its `problems`."""
-    if not is_run(folder):
-        _raise_no_run(folder)
-    return RunFiles(folder, name)
-
-
-def _raise_no_run(folder: pathlib.Path) -> NoReturn:
-    """Raise ValueError that explains why a folder is not a run directory."""
+    if is_run(folder):
+        return RunFiles(folder, name)
     description = "a path that does not exist"
     if folder.is_dir():
         inner = ", ".join(map(str, itertools.islice(find_runs(folder), 3)))
@@ -342,21 +321,6 @@ def _raise_no_run(folder: pathlib.Path) -> NoReturn:
             f"a folder of runs: name {inner}" if inner else "a folder without a run"
         )
     raise ValueError(f"{folder} must be a run directory, got {description}.")
-
-
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"section.key": value}, the keys of nested sections joined by dots.
-
-    >>> flat_config({"seed": 1, "model": {"name": "mlp"}})
-    {'seed': 1, 'model.name': 'mlp'}
-    """
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flat_config(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
@@ -383,3 +347,139 @@ def last_numbers(run: RunFiles) -> dict[str, float]:
     """Metrics of the last stage that has any, {"evaluator/metric": value}."""
     stages = reversed(run.stages.values())
     return next((stage.last_numbers for stage in stages if stage.last_numbers), {})
+
+
+DAMAGED = "damaged"  # state of a run with a file that is not as it was written
+COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
+
+
+class Listing(NamedTuple):
+    """Rows of runs, and one line for each file or run that cannot be read."""
+
+    rows: list[dict[str, Any]]
+    problems: list[str]
+
+
+class KnownRun(NamedTuple):
+    """A run as it was when its files were read last."""
+
+    run: RunFiles
+    row: dict[str, Any]
+    stamps: Mapping[str, Stamp | None]  # of its files, before they were read
+
+    def row_now(self) -> dict[str, Any]:
+        """The row with the state and age of now."""
+        state = DAMAGED if self.run.is_damaged else self.run.settled
+        if state != DAMAGED and is_locked(self.run.folder):
+            state = "running"
+        age = age_text(time.time() - self.run.changed)
+        return {**self.row, "state": state, "age": age}
+
+    def fits(self, row: Mapping[str, Any], words: Sequence[str]) -> bool:
+        """Whether a row has all words: KEY=VALUE, or a part of its name or state."""
+        fields = {
+            **flat_config(self.run.config),
+            **{name: row[name] for name in COLUMNS},
+        }
+        text = " ".join(row[name] for name in COLUMNS[:4]).lower()
+        pairs = [word.partition("=") for word in words]
+        return all(
+            key in fields and str(fields[key]) == value
+            if is_pair
+            else key.lower() in text
+            for key, is_pair, value in pairs
+        )
+
+
+class RunList:
+    """List of a folder's runs that reads a run again only when its files change.
+
+    Args:
+      metric: to show, "evaluator/metric"; "" takes a run's first.
+    """
+
+    def __init__(self, folder: pathlib.Path, metric: str = ""):
+        self._folder, self._metric = folder, metric
+        self._lock = threading.Lock()
+        self._runs: dict[pathlib.Path, KnownRun] = {}
+
+    def read(self, words: Sequence[str] = ()) -> Listing:
+        """List the runs that fit all words as they are now, by name."""
+        if not self._folder.is_dir():
+            raise ValueError(
+                f"{self._folder} must be a folder of runs, but does not exist."
+            )
+        runs, problems = {}, []
+        with self._lock:
+            for path in find_runs(self._folder):
+                try:
+                    runs[path] = self._read(path)
+                except Exception as error:  # one run does not hide the others
+                    problems.append(printable(f"{path}: not shown: {error}"))
+            self._runs = runs
+        rows = []
+        for known in runs.values():
+            if known.fits(row := known.row_now(), words):
+                rows.append(row)
+                problems += known.run.problems
+        return Listing(rows, problems)
+
+    def find(self, names: Sequence[str]) -> list[RunFiles]:
+        """Open the named runs; a name that no run has is left out."""
+        if not {*names} <= {known.run.name for known in self._runs.values()}:
+            self.read()
+        paths = {known.run.name: path for path, known in self._runs.items()}
+        paths = {name: paths[name] for name in names if name in paths}
+        return [RunFiles(path, name) for name, path in paths.items() if is_run(path)]
+
+    def _read(self, path: pathlib.Path) -> KnownRun:
+        stamps, known = file_stamps(path), self._runs.get(path)
+        if known and known.stamps == stamps:
+            return known
+        run = RunFiles(path, run_name(path, self._folder))
+        return KnownRun(run, run_row(run, self._metric), stamps)
+
+
+def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
+    """A run's path below a folder; its own name if it is the folder."""
+    return path.name if path == folder else path.relative_to(folder).as_posix()
+
+
+def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
+    """Row of the list for a run, with one metric: "evaluator/metric", or the first."""
+    stages = list(run.stages.values())
+    last = stages[-1] if stages else None
+    rounds = run.config.get("federation", {}).get("rounds")
+    numbers = last_numbers(run)
+    metric_name = metric or next(iter(numbers), "")
+    row = {
+        "name": run.name,
+        "folder": str(run.folder),
+        "task": run.config.get("task", ""),
+        "stage": last.name if last else "",
+        "round": last.last_round if last else 0,
+        "rounds": rounds if last and last.name != "pretrained" else None,
+        "metric": metric_name,
+        "metric_value": numbers.get(metric_name),
+        "metrics": numbers,
+        "seconds": run.seconds,
+        "changed": run.changed,
+        "age": age_text(time.time() - run.changed),
+        "version": run.version,
+    }
+    return {**row, "state": DAMAGED if run.is_damaged else run.state}  # all is read
+
+
+def sort_rows(rows: list[dict], key: str) -> list[dict]:
+    """Sort rows by a column or metric, newest or largest first; text from A to Z."""
+    columns = [*COLUMNS, *dict.fromkeys(m for row in rows for m in row["metrics"])]
+    if key not in columns:
+        raise ValueError(
+            f"--sort must be one of {columns}, got {key!r}{hint(key, columns)}."
+        )
+    if key == "age":
+        return sorted(rows, key=lambda row: -row["changed"])
+    value = lambda row: row["metrics"].get(key, row.get(key))
+    if any(isinstance(value(row), str) for row in rows):
+        return sorted(rows, key=lambda row: str(value(row) or ""))
+    return sorted(rows, key=lambda row: (value(row) is None, -(value(row) or 0)))

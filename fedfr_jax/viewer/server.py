@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from fedfr_jax.text import printable
 from fedfr_jax.version import library_version
 from fedfr_jax.viewer import page
-from fedfr_jax.viewer.runs_table import RunList, fits_words
+from fedfr_jax.viewer.run_files import RunList
 
 COOKIE = "fedfr_token"
 PAGE_SIZE = 200  # runs of the list on one page
@@ -50,9 +50,9 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
     run_list = RunList(folder)
 
     def home(request):
-        listing, words = run_list.read(), request.query_params.get("words", "")
-        rows = [row for row in listing.rows if fits_words(row, words)]
-        rows.sort(key=lambda row: -row["changed"])
+        words = request.query_params.get("words", "")
+        listing = run_list.read(words.split())
+        rows = sorted(listing.rows, key=lambda row: -row["changed"])
         number = request.query_params.get("page", "1")
         number = int(number) if number.isdecimal() and len(number) < 9 else 1
         last = max(math.ceil(len(rows) / PAGE_SIZE), 1)

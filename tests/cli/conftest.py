@@ -67,14 +67,12 @@ def write_config(folder, federation=(), **sections):
     return folder / "tiny.py"
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
+def write_face_config(root):
+    """Write a config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
     rng = np.random.default_rng(0)
     centers = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
     images = centers + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
     labels = np.repeat(np.arange(19), 8)
-    root = tmp_path_factory.mktemp("config")
     path = root / "faces.npz"
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
     np.savez(path, images=images, labels=labels)
@@ -83,3 +81,9 @@ def config(tmp_path_factory):
     (folder / "base.py").write_text((ROOT / "configs" / "base.py").read_text())
     (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(path)))
     return folder / "tiny.py"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A config of a tiny run."""
+    return write_face_config(tmp_path_factory.mktemp("config"))

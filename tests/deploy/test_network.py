@@ -248,7 +248,7 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
     config = manifest.read_object(run / "config.json")
     config["data"]["path"] = str(tmp_path / "more.npz")
     manifest.write_object(tmp_path / "run" / "config.json", config)
-    with pytest.raises(ValueError, match="with another use .*unseen"):
+    with pytest.raises(ValueError, match="images differ: .*unseen"):
         ff.load_model(tmp_path / "run", client=1)
     assert ff.load_model(tmp_path / "run", **accept).roc() is not None
     assert ff.load_model(tmp_path / "run").roc() is not None  # of the training

@@ -45,6 +45,10 @@ def main() -> int:
     for name in (x for x in parts if given.only in (None, x)):
         made = facts()  # before an hour in which the checkout may move
         found = parts[name]()
+        for row, value in found["table"].items():
+            print(f"{row}: {value}")
+        print(*found["findings"][:40], sep="\n")
+        print(f"{len(found['findings'])} findings, {found['seconds']} s", flush=True)
         findings += found["findings"]
         where = f"commit {made['commit']}, {made['machine']}"
         print(f"{name}: {made['date']}, {where}", flush=True)

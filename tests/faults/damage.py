@@ -81,10 +81,8 @@ def report(step: int = 1) -> dict:
                     findings.append(f"FOUND {name} {how}: {result}")
             shutil.copy(file, folder / "damaged" / name)
     logging.disable(logging.NOTSET)
-    table = {f"{how}, {result}": n for (how, result), n in sorted(tally.items())}
-    for name, number in table.items():
-        print(f"{name}: {number}")
-    print(*findings, sep="\n")
-    total, seconds = sum(tally.values()), round(time.monotonic() - begin)
-    print(f"{total} damaged runs, {len(findings)} findings, {seconds} s", flush=True)
-    return {"table": table, "findings": findings, "seconds": seconds}
+    return {
+        "table": {f"{how}, {what}": n for (how, what), n in sorted(tally.items())},
+        "findings": findings,
+        "seconds": round(time.monotonic() - begin),
+    }

@@ -8,6 +8,7 @@ but the seconds is compared with an uninterrupted run's.
 
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -23,46 +24,20 @@ from typing import NamedTuple
 import numpy as np
 import orbax.checkpoint as ocp
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from tests.cli.conftest import ROOT, write_face_config
+
 INJECT = pathlib.Path(__file__).parent / "inject"
 STAGES = ("pretrained", "fedavg", "fedfr")
 VERSIONS = 3  # of a row in a store
-CONFIG = '''"""Three short stages with a checkpoint every third epoch and round."""
-
-from configs import base
-
-
-def get_config():
-    config = base.get_config()
-    config.data = {"name": "arrays", "path": "PATH"}
-    config.partition = {
-        "num_clients": 4,
-        "ids_per_client": 2,
-        "num_public_ids": 6,
-        "num_unseen_ids": 6,
-    }
-    config.model = {
-        "name": "sphereface",
-        "blocks": (0, 0),
-        "widths": (4, 8),
-        "embedding_dim": 8,
-    }
-    config.pretrain = {
-        "epochs": 7,
-        "batch_size": 8,
-        "learning_rate": 0.05,
-        "checkpoint_every": 3,
-    }
-    config.federation = {
-        "rounds": 8,
-        "local_epochs": 1,
-        "batch_size": 8,
-        "cohort_size": 3,
-        "checkpoint_every": 3,
-    }
-    config.evaluation = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
-    return config.lock()
-'''
+KEYS = {
+    "pretrain.epochs": 7,
+    "pretrain.checkpoint_every": 3,
+    "federation.rounds": 8,
+    "federation.local_epochs": 1,
+    "federation.cohort_size": 2,
+    "federation.checkpoint_every": 3,
+}
+WORDS = [f"--config.{key}={value}" for key, value in KEYS.items()]
 
 
 class Setup(NamedTuple):
@@ -74,73 +49,39 @@ class Setup(NamedTuple):
     ends: dict
 
 
-def write_experiment(folder: pathlib.Path) -> None:
-    """Put data and config below `folder`."""
-    rng = np.random.default_rng(0)
-    centers = rng.uniform(60, 190, size=(20, 1, 12, 12, 1))
-    images = centers + rng.normal(scale=30, size=(20, 8, 12, 12, 1))
-    images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
-    np.savez(folder / "faces.npz", images=images, labels=np.repeat(np.arange(20), 8))
-    configs = folder / "configs"
-    configs.mkdir()
-    (configs / "base.py").write_text((ROOT / "configs" / "base.py").read_text())
-    path = str(folder / "faces.npz")
-    (configs / "tiny.py").write_text(CONFIG.replace("PATH", path))
-
-
-def start(
-    folder: pathlib.Path,
-    workdir: pathlib.Path,
-    processes: int,
-    *,
-    least_compiled: float = 1e9,
-    **faults,
-):
+def train(folder, workdir, processes: int, **faults) -> tuple[int, str]:
     """Start or go on under `workdir`; `faults` are variables of sitecustomize.
 
-    A program that took `least_compiled` seconds is kept for later starts.
+    Returns its exit status and what it prints; all of its session is gone afterwards.
     """
-    devices = 2 // processes
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    devices = f"--xla_force_host_platform_device_count={2 // processes}"
     environment = {
         **os.environ,
         "PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}",
-        "XLA_FLAGS": f"{flags} --xla_backend_optimization_level=0",
+        "XLA_FLAGS": f"{devices} --xla_backend_optimization_level=0",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(least_compiled),
         "FEDFR_DATA": "",
         "XDG_CACHE_HOME": str(folder / "cache"),
         **{f"FAULTS_{name.upper()}": str(value) for name, value in faults.items()},
     }
-    words = ["train", f"--config={folder / 'configs' / 'tiny.py'}"]
-    words += [f"--workdir={workdir}"]
-    if processes > 1:
-        words = ["launch", f"--processes_per_host={processes}", *words]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedfr_jax", *words],
+    launch = ["launch", f"--processes_per_host={processes}"] if processes > 1 else []
+    config = f"--config={folder / 'configs' / 'tiny.py'}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedfr_jax", *launch, "train", config, *WORDS]
+        + [f"--workdir={workdir}"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
-
-
-def finish(process, timeout=600) -> str:
-    """What a process prints; all of its session is gone afterwards."""
     try:
-        return process.communicate(timeout=timeout)[0]
+        output = process.communicate(timeout=600)[0]
     finally:
-        kill_all(process)
-
-
-def kill_all(process) -> None:
-    """SIGKILL a process and all that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
 
 
 def ends_of(workdir: pathlib.Path) -> dict:
@@ -157,19 +98,15 @@ def ends_of(workdir: pathlib.Path) -> dict:
         steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("[0-9]*"))
         ends[f"{stage} checkpoints"] = steps
         newest = folder / "checkpoints" / str(steps[-1]) / "default"
-        for name, leaf in leaves_of(newest).items():
+        with ocp.PyTreeCheckpointer() as reader:  # wherever they were written
+            names = reader.metadata(newest).item_metadata.tree
+            kinds = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+            leaves = reader.restore(newest, restore_args=kinds)
+        for name, leaf in leaves.items():
             ends[f"{stage} {name}"] = (leaf.dtype, leaf.shape, leaf.tobytes())
         if (folder / "store").exists():
             ends[f"{stage} store"] = rows_of(folder / "store")
     return ends
-
-
-def leaves_of(checkpoint: pathlib.Path) -> dict[str, np.ndarray]:
-    """Arrays of a checkpoint, wherever they were written."""
-    with ocp.PyTreeCheckpointer() as reader:
-        names = reader.metadata(checkpoint).item_metadata.tree
-        kinds = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        return reader.restore(checkpoint, restore_args=kinds)
 
 
 def rows_of(folder: pathlib.Path) -> list:
@@ -185,24 +122,28 @@ def rows_of(folder: pathlib.Path) -> list:
 
 
 def set_up(folder: pathlib.Path, processes: int) -> Setup:
-    """The uninterrupted run, twice: the first fills the cache of compiled programs."""
-    workdirs = [folder / f"whole{processes}-{i}" for i in range(2)]
-    logs = [folder / f"events{processes}-{i}" for i in range(processes)]
-    finish(start(folder, workdirs[0], processes, least_compiled=0))
-    output = finish(start(folder, workdirs[1], processes))
-    for i, log in enumerate(logs):
-        workdir = folder / f"counted{processes}-{i}"
-        faults = {"root": workdir, "kill": 0, "log": log}
-        if processes > 1:
-            faults["process"] = i
-        output = finish(start(folder, workdir, processes, **faults))
-    if not (workdirs[1] / "summary.json").exists():
-        raise RuntimeError(f"the uninterrupted run must end, got {output[-3000:]}")
-    ends = ends_of(workdirs[0])
-    if different(ends, ends_of(workdirs[1])):
+    """Uninterrupted runs; of each process the changes of files are counted in one."""
+    ends, events = [], []
+    for i in range(processes + 1):
+        workdir, log = (folder / f"{name}{processes}-{i}" for name in ("whole", "log"))
+        log.touch()
+        _, output = train(
+            folder,
+            workdir,
+            processes,
+            root=workdir,
+            kill=0,
+            log=log,
+            process=i % processes,
+        )
+        if not (workdir / "summary.json").exists():
+            raise RuntimeError(f"the uninterrupted run must end, got {output[-3000:]}")
+        ends.append(ends_of(workdir))
+        events.append(len(log.read_text().splitlines()))
+    if different(ends[0], ends[1]):
         raise RuntimeError("two uninterrupted runs must end with the same bits")
-    events = tuple(len(log.read_text().splitlines()) for log in logs)
-    return Setup(folder, processes, events, ends)
+    # The last run is of process 0 again, with all programs compiled.
+    return Setup(folder, processes, (events[-1], *events[1:-1]), ends[0])
 
 
 def different(ends: dict, expected: dict) -> list[str]:
@@ -216,28 +157,22 @@ def chain(setup: Setup, seed: int, is_enough, kills: collections.Counter) -> lis
     rng = random.Random(seed)
     workdir = setup.folder / f"chain{setup.processes}-{seed}"
     while True:
-        process = doomed(setup, workdir, rng, is_free=is_enough())
-        output = finish(process)
-        if process.returncode == 0:
-            break
-        if process.returncode != -signal.SIGKILL and "with signal 9" not in output:
+        faults = {}
+        if not is_enough():
+            number = rng.randrange(setup.processes)
+            # The first events of a resumed run as often as those of all three stages.
+            most = rng.choice((60, setup.events[number]))
+            faults = {"root": workdir, "kill": rng.randrange(1, most + 1)}
+            faults["process"] = number
+        status, output = train(setup.folder, workdir, setup.processes, **faults)
+        if status == 0:
+            return different(ends_of(workdir), setup.ends)
+        if status != -signal.SIGKILL and "with signal 9" not in output:
             return [f"a run that nobody killed stopped: {output[-2000:]}"]
         stage = [s for s in STAGES if (workdir / s).exists()][-1:]
-        kills[(setup.processes, *(stage or ["before the first"]))] += 1
-    return different(ends_of(workdir), setup.ends)
-
-
-def doomed(setup: Setup, workdir, rng, *, is_free: bool):
-    """The next start, which is killed at a change of a file unless it is free."""
-    faults = {}
-    if not is_free:
-        number = rng.randrange(setup.processes)
-        # The first events of a resumed run as often as those of all three stages.
-        most = rng.choice((60, setup.events[number]))
-        faults = {"root": workdir, "kill": rng.randrange(1, most + 1)}
-        if setup.processes > 1:
-            faults["process"] = number
-    return start(setup.folder, workdir, setup.processes, **faults)
+        kills[
+            f"{(stage or ['before the first'])[0]}, processes: {setup.processes}"
+        ] += 1
 
 
 def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) -> dict:
@@ -246,13 +181,13 @@ def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) ->
     seeds = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        write_experiment(folder)
+        write_face_config(folder)
         for i, number in enumerate(processes, 1):
             setup = set_up(folder, number)
             goal = count * i // len(processes)
             is_enough = lambda goal=goal: sum(kills.values()) >= goal
 
-            def run_chains(setup=setup, is_enough=is_enough):
+            def run_chains(_, setup=setup, is_enough=is_enough):
                 while not is_enough():
                     seed = next(seeds)
                     found = chain(setup, seed, is_enough, kills)
@@ -261,15 +196,9 @@ def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) ->
                     print(f"run {seed} has ended; so far {so_far}", flush=True)
 
             with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-                for done in [pool.submit(run_chains) for _ in range(workers)]:
-                    done.result()
-    table = {
-        f"{stage}, processes: {number}": times
-        for (number, stage), times in sorted(kills.items())
+                list(pool.map(run_chains, range(workers)))
+    return {
+        "table": dict(sorted(kills.items())),
+        "findings": faults,
+        "seconds": round(time.monotonic() - begin),
     }
-    for name, times in table.items():
-        print(f"{name}: {times}")
-    print(*faults, sep="\n")
-    total, seconds = sum(kills.values()), round(time.monotonic() - begin)
-    print(f"{total} kills, {len(faults)} differences, {seconds} s", flush=True)
-    return {"table": table, "findings": faults, "seconds": seconds}

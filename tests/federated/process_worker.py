@@ -140,7 +140,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
         nothing = lambda server, store: {}
         sinks = [*sinks, toys.Watcher(killer)]
         to = loop.RunOutputs(store, checkpointer, nothing, sinks=sinks)
-        server = loop.train(sim, server, to, first, stop)
+        server = loop.train(sim.runs, server, [to], first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)
     checkpointer.close()

@@ -81,7 +81,7 @@ def train(sim, folder, num_rounds, rounds_per_call):
             )
         ],
     )
-    server = loop.train(sim, begun.server, to, begun.first, num_rounds)
+    server = loop.train(sim.runs, begun.server, [to], begun.first, num_rounds)
     begun.checkpointer.close()
     rows = begun.store.gather(ALL)
     seals = (folder / "store" / "seals.txt").read_bytes()

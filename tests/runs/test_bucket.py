@@ -9,9 +9,8 @@ import time
 import fsspec
 import pytest
 
-from fedfr_jax.runs import bucket_manifest, remote
-from fedfr_jax.runs.bucket_manifest import claim_of, name_of, next_claim
-from fedfr_jax.runs.remote import Mirror
+from fedfr_jax.runs import remote
+from fedfr_jax.runs.remote import Mirror, claim_of, name_of, next_claim
 
 CLAIM = next_claim(None)
 UPLOAD = f"{CLAIM}-1"
@@ -103,10 +102,10 @@ def test_a_manifest_of_a_stranger_is_refused_before_anything_is_written(tmp_path
         both,
     ):
         with pytest.raises(ValueError, match="name must"):
-            bucket_manifest.parse(text, CLAIM, "name")
+            remote.parse_manifest(text, CLAIM, "name")
     later = next_claim(CLAIM)
     with pytest.raises(ValueError, match="an earlier claim"):  # nor a circle
-        bucket_manifest.parse(json.dumps({"after": later}).encode(), later, "name")
+        remote.parse_manifest(json.dumps({"after": later}).encode(), later, "name")
 
 
 def test_nothing_is_written_through_a_link_in_the_copy(tmp_path):
@@ -226,7 +225,7 @@ def test_a_late_upload_changes_nothing_of_a_later_writer(run, tmp_path, monkeypa
             if self is not first:
                 return whole(self, *arguments)
             result = None if before else whole(self, *arguments)
-            if second._claim is None:
+            if not second._claim:
                 (second.folder / "log").write_text("B1\nB2\n")
                 second.claim()
             return whole(self, *arguments) if before else result

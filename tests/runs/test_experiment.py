@@ -144,18 +144,3 @@ def test_the_last_round_adds_up_as_the_rounds_do():
             == sim.settings.partial_sums
             == canonical.get("num_partial_sums")
         )
-
-
-@pytest.mark.parametrize(
-    "wrong, rule",
-    [
-        ({"reproducible_sum": "pairwise"}, "reproducible_sum must be true or false"),
-        (
-            {"reproducible_sum": True, "num_partial_sums": 0},
-            "num_partial_sums must be at least 1",
-        ),
-    ],
-)
-def test_an_unknown_sum_or_no_partial_sum_is_refused(wrong, rule):
-    with pytest.raises(ValueError, match=f"config.federation.{rule}, got"):
-        check_federation(parse(Federation, wrong, "config.federation"), 5)

@@ -5,7 +5,6 @@ import functools
 import json
 import shutil
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,11 @@ from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     build_simulation,
     check_metrics,
-    check_rows,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import loop, timing
+from fedfr_jax.runs import loop
+from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.loop import Lifecycle
 from fedfr_jax.runs.sinks import ClientLog, JsonlSink
 from fedfr_jax.runs.stages import evaluate
@@ -83,7 +82,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
         due = Federation(evaluate_every=1, checkpoint_every=checkpoint_every)
         all_sinks = [sink, clients, toys.Watcher(killer)]
         to = loop.RunOutputs(store, checkpointer, evaluate, due, all_sinks)
-        server = loop.train(sim, server, to, first, rounds)
+        server = loop.train(sim.runs, server, [to], first, rounds)
     return jax.device_get(server), store.gather(np.arange(5))
 
 
@@ -106,8 +105,9 @@ def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     trace = TraceSink(tmp_path, range(2, 4), next=0)
     watch = lambda step, _: rounds.append(trace.is_tracing)
     due, all_sinks = Federation(evaluate_every=1), [toys.Watcher(watch), trace]
-    to = loop.RunOutputs(store, None, lambda *_: evaluate({}, None), due, all_sinks)
-    loop.train(sim, server, to, 0, 4)
+    kept = Checkpointer(tmp_path / "stage" / "checkpoints")
+    to = loop.RunOutputs(store, kept, lambda *_: evaluate({}, None), due, all_sinks)
+    loop.train(sim.runs, server, [to], 0, 4)
     assert rounds == [False, True, True, False]
     (found,) = tmp_path.rglob("*.xplane.pb")
     written = found.read_bytes()
@@ -138,7 +138,7 @@ def test_a_run_that_is_asked_to_end_saves_its_round_and_loses_nothing(
     to = to._replace(federation=due, lifecycle=lifecycle)
     end = 2 * per_call
     with pytest.raises(RunInterrupted, match=f"asked: round {end} has ended and its "):
-        loop.train(sim, found.server, to, 0, ROUNDS)
+        loop.train(sim.runs, found.server, [to], 0, ROUNDS)
     assert found.checkpointer.latest() == end and len(copies) == 1
     resumed = train(sim, server, tmp_path / "asked")
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
@@ -163,19 +163,6 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     for name, entry in manifest.read(broken).items():
         assert entry.size == (broken / name).stat().st_size
     assert {*manifest.read(broken)} == {"metrics.jsonl", "clients.jsonl"}
-
-
-def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path):
-    """Clients have taken part more often since than the store keeps versions."""
-    sim, server = build("fedfr")
-    few = {"checkpoint_every": 3, "rounds": 9}
-    whole = train(sim, server, tmp_path / "whole", **few)
-    for kill_at in [("before checkpoint", 5), ("after sinks", 7)]:
-        with pytest.raises(Killed):
-            train(sim, server, tmp_path / "broken", kill_at=kill_at, **few)
-    resumed = train(sim, server, tmp_path / "broken", **few)
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("stops", [[], [("after checkpoint", 5)]])
@@ -214,33 +201,6 @@ def test_the_log_holds_the_examples_that_were_added_for_each_client(tmp_path):
     logged = [json.loads(row) for row in rows]
     assert [(row["client"], row["added_examples"]) for row in logged] == given
     assert len(given) == ROUNDS and len({n for _, x in given for n in x}) > 2
-
-
-def test_who_watches_is_told_for_how_long_a_round_compiled_the_last_time(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(timing, "path", lambda: tmp_path / "first_calls.json")
-    sim, server = build("fedavg")
-    notes = []
-    watcher = types.SimpleNamespace(note=notes.append)
-    times = [("a", [12.9, 0.5, 0.4]), ("a", [0.1, 3.0]), ("a", []), ("b", [])]
-    for stage, spent in times:
-        first = timing.CompileTimer([watcher], sim.mesh, stage, server)
-        first.begin()
-        for seconds in spent:
-            first.record(seconds)
-    about = ["", ", about 12 s", ", about 1 s", ""]
-    assert notes == [f"compiling{words}" for words in about]
-    (tmp_path / "first_calls.json").write_text("damaged")
-    first.begin()
-    assert notes[-1] == "compiling"
-
-
-def test_a_finished_run_is_read_and_not_repeated(tmp_path):
-    sim, server = build("fedavg")
-    first = train(sim, server, tmp_path)
-    again = train(sim, server, tmp_path, kill_at=("after sinks", 0))
-    jax.tree.map(np.testing.assert_array_equal, again, first)
 
 
 def test_a_bad_metric_names_the_first_client_that_has_one():
@@ -313,13 +273,6 @@ def test_a_number_of_a_client_that_is_not_finite_is_not_kept(
     assert state.first == 3 and [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
     for x in jax.tree.leaves(state.store.gather(np.arange(5))[0]):
         assert np.isfinite(x).all()
-
-
-def test_idle_places_and_whole_numbers_are_no_bad_rows():
-    rows = {"x": np.array([[1.0], [np.nan]]), "n": np.array([7, -1])}
-    check_rows(rows, np.array([4, -1]), 0)
-    with pytest.raises(FloatingPointError, match="x of client 9 after round 3"):
-        check_rows(rows, np.array([4, 9]), 2)
 
 
 def test_a_server_that_is_not_finite_after_finite_updates_is_not_kept(tmp_path):

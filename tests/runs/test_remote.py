@@ -18,7 +18,7 @@ from fedfr_jax.config.build import build
 from fedfr_jax.runs import remote
 from fedfr_jax.runs.remote import Mirror, copy_folder
 from fedfr_jax.viewer import server
-from fedfr_jax.viewer.runs_table import list_runs
+from fedfr_jax.viewer.run_files import RunList
 
 pytestmark = pytest.mark.ci
 
@@ -176,7 +176,7 @@ def test_a_config_and_the_server_of_pages_take_the_url_of_a_run(
     seen = []
     monkeypatch.setattr(server, "serve", lambda folder, **_: seen.append(folder))
     assert main(["serve", trained.rpartition("/")[0]]) == 0
-    assert [row["name"] for row in list_runs(*seen).rows] == ["run"]
+    assert [row["name"] for row in RunList(*seen).read().rows] == ["run"]
 
 
 def test_readers_take_the_url_of_a_run(trained, machine, tmp_path, capsys, monkeypatch):

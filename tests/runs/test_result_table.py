@@ -1,6 +1,5 @@
 """The table at the end of a run."""
 
-import pytest
 from rich.console import Console
 
 from fedfr_jax.runs.report.tables import result_table
@@ -49,20 +48,6 @@ def test_the_table_marks_the_best_of_each_metric():
     assert shown[3][2:] == ["-", "-", "0.5000"]
 
 
-def test_rich_table_shows_every_number_within_eighty_columns():
-    text = rich_text(SUMMARY)
-    names = ("evaluator", "metric", "pretrained", "tar@far=1e-3")
-    for word in (*names, "0.800±0.100", "132 s in all"):
-        assert word in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("generic") == 1
-
-
-def test_names_in_square_brackets_are_not_taken_for_markup():
-    summary = {"methods": {"a": {"generic": {"tar[red]": 0.5}}}}
-    assert "tar[red]" in rich_text(summary)
-
-
 def test_many_methods_are_below_each_other():
     first = {"rounds_to_0.8": 7, "upload_mb": 0.25}
     others = {f"other{i}": {"cost": {"rounds_to_0.8": None}} for i in range(8)}
@@ -101,19 +86,3 @@ def test_a_metric_that_is_better_when_small_or_neither_is_read_from_its_name():
     assert starred("tar@far=1e-03", 0.2, 0.1) == [True, False]
     for neither in ("accuracy_std", "threshold", "measured_far@far=1e-03"):
         assert not any(starred(neither, 0.2, 0.1))
-
-
-def test_equal_methods_and_missing_seconds_are_shown_plainly():
-    same = {"generic": {"accuracy": 0.5, "nothing": float("nan")}}
-    summary = {"methods": {"a": same, "b": same}}
-    cells = cells_of(summary)
-    assert cells[1:] == [
-        [("accuracy", False), ("nothing", False)],
-        *[[("0.5000", False), ("-", False)]] * 2,
-    ]
-    assert "in all" not in rich_text(summary)
-
-
-def test_a_summary_without_methods_is_refused():
-    with pytest.raises(ValueError, match="at least one method"):
-        result_table({"methods": {}})

@@ -14,9 +14,10 @@ def console(is_terminal):
     return Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
 
 
-def test_without_a_terminal_a_round_and_a_note_are_a_plain_line():
+def test_without_a_terminal_a_round_and_a_note_are_a_plain_line(monkeypatch):
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
     screen = console(False)
-    sink = terminal.LineView(2, name="fedfr", console=screen, every_seconds=0)
+    sink = terminal.LineView(2, "fedfr", (), screen)
     sink.note("compiling round 0 [red]")
     sink(0, {"loss": jnp.float32(0.5), "tar@far=[1e-3]": 0.25})
     sink(1, {"loss": 0.0, "steps": 0.0})
@@ -27,9 +28,10 @@ def test_without_a_terminal_a_round_and_a_note_are_a_plain_line():
     assert silent.startswith("fedfr 2/2  0 s  loss 0  steps 0  no client took a step: ")
 
 
-def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
+def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown(monkeypatch):
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 3600)
     screen = console(False)
-    sink = terminal.LineView(500, console=screen, every_seconds=3600)
+    sink = terminal.LineView(500, "fedfr", (), screen)
     for r in range(500):
         sink(r, {"loss": 1.0})
     shown = [line.split()[1] for line in screen.file.getvalue().splitlines()]
@@ -38,7 +40,7 @@ def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
 
 def test_a_terminal_has_a_bar_with_numbers_speed_memory_and_the_last_evaluation():
     screen = console(True)
-    view = terminal.LiveView(3, name="fedavg", metrics=("loss",), console=screen)
+    view = terminal.LiveView(3, "fedavg", ("loss",), screen)
     view.note("compiling round 0 [red]")
     assert "compiling round 0 [red]" in screen.file.getvalue()
     numbers = {"loss": 0.5, "other": 9.0, "epsilon": 1.25}

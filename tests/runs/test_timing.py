@@ -34,7 +34,7 @@ def test_what_compiles_within_another_or_beside_it_counts_once(clock):
 
 
 def test_the_wait_for_input_is_no_training(clock):
-    times = TimeUse()
+    times = TimeUse({})
     with times.timed("training"):
         clock(4)
     times.move(1.0, "training", "input")

@@ -13,7 +13,7 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.config.files import restore
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.runs import timing, workdir
-from fedfr_jax.runs.stage_settings import check_stages, stage_settings
+from fedfr_jax.runs.workdir import check_stages, stage_settings
 from fedfr_jax.types import CentralTrainer, FederatedTrainer, FinalAdaptation, Stage
 
 CONFIG = {

@@ -24,7 +24,7 @@ EVALUATION = {
                 "values": [[1e-4, 1e-3, 1e-2, 0.1, 1], [0, 0.2, 0.5, 0.9, 1], 1e3, 50],
             }
         },
-        "images": [["sheet", "pictures/sheet.png"], ["outside", "../secret.png"]],
+        "images": {"sheet": "pictures/sheet.png", "outside": "../secret.png"},
         "pairs": {
             "wrong pairs": {
                 "threshold": 0.4,

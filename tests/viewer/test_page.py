@@ -127,12 +127,6 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path, make_run, capsys):
     assert "has not finished a round yet" in (run / "report.html").read_text()
 
 
-def test_without_a_browser_the_address_is_printed(run, monkeypatch, capsys):
-    monkeypatch.setattr("webbrowser.open", lambda address: False)
-    assert main(["report", str(run), "--open"]) == 0
-    assert "No browser was found: open" in capsys.readouterr().out
-
-
 def test_without_the_extra_one_line_says_what_to_install(run, monkeypatch, capsys):
     page._tools.cache_clear()
     monkeypatch.setitem(sys.modules, "vl_convert", None)

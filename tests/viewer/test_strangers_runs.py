@@ -11,9 +11,8 @@ from rich.console import Console
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.report.tables import result_table
 from fedfr_jax.runs.terminal import LineView
-from fedfr_jax.viewer import page, records, runs_table
-from fedfr_jax.viewer.run_files import read_run
-from fedfr_jax.viewer.runs_table import RunList, list_runs
+from fedfr_jax.viewer import page, records, run_files
+from fedfr_jax.viewer.run_files import RunList, read_run
 
 FILES = ("config", "summary", "environment", "partition", "seconds")
 FILES = [f"{name}.json" for name in FILES] + ["fedavg/evaluation.json"]
@@ -26,7 +25,7 @@ def holes(value):
     """Copies of a JSON value, each with one of its parts replaced by HOLE."""
     yield json.loads(HOLE)
     items = value.items() if isinstance(value, dict) else ()
-    items = list(enumerate(value))[:2] if isinstance(value, list) else items
+    items = list(enumerate(value))[:1] if isinstance(value, list) else items
     for key, inner in items:
         for changed in holes(inner):
             whole = copy.copy(value)
@@ -55,7 +54,7 @@ def test_no_value_of_a_file_takes_down_the_list_or_the_page(
         template = "".join(f"{x}\n" for x in [*lines[:-1], json.dumps(whole)])
         for odd in ODD:
             path.write_text(template.replace(HOLE, odd))
-            listing = list_runs(run.parent)
+            listing = RunList(run.parent).read()
             json.dumps(listing.rows, allow_nan=False)
             assert [row["name"] for row in listing.rows] == ["a", "b"]
             assert len(listing.problems) <= 1, (whole, odd)
@@ -73,10 +72,10 @@ def test_records_of_the_wrong_type_or_length_are_refused():
     curve = {"fields": ["far", "tar"], "values": [[0.1], [0.5]]}
     points = {"x": [0], "y": [1], "labels": ["a"], "explained": 0.5}
     whole = {
-        "per_client": {"m": clients, "none": {}},
+        "per_client": {"m": clients},
         "curves": {"roc": curve},
         "maps": {"m": points},
-        "images": [["a", "b"]],
+        "images": {"a": "b"},
     }
 
     def is_refused(kind, value):
@@ -97,7 +96,7 @@ def test_records_of_the_wrong_type_or_length_are_refused():
         {"curves": {"cmc": {**curve, "values": [[0.1], [0.5, 0.6]]}}},
         {"curves": {"cmc": {**curve, "values": [[0.1], 0.5]}}},
         {"maps": {"m": {**points, "labels": []}}},
-        {"images": [["a"]]},
+        {"images": ["a"]},
     ):
         assert is_refused(records.EVALUATIONS, {"generic": odd}), odd
     assert not is_refused(records.ROW, {"round": 1, "loss": None})
@@ -147,9 +146,9 @@ def test_a_run_that_ends_while_it_is_read_costs_one_line(run, make_run, monkeypa
     make_run(run.parent / "b")
     missing = run.parent / "gone"
     monkeypatch.setattr(
-        runs_table, "find_runs", lambda folder: [missing, run.parent / "b"]
+        run_files, "find_runs", lambda folder: [missing, run.parent / "b"]
     )
-    listing = list_runs(run.parent)
+    listing = RunList(run.parent).read()
     assert [row["name"] for row in listing.rows] == ["b"]
     (problem,) = listing.problems
     assert problem.startswith(f"{missing}: not shown: ")
@@ -179,7 +178,7 @@ def test_names_are_plain_text_on_a_terminal(run, capsys):
         Console(width=200).print(table)
         said = capsys.readouterr().out
         assert "\x1b" not in said and r"[/]\x1b" in said and "[b]" in said
-    view = LineView(1, name="[/]\x1b[2J")
+    view = LineView(1, "[/]\x1b[2J", (), Console())
     view(0, {"[b]\x1b[2J": 1.0})
     said = capsys.readouterr().out
     assert "\x1b" not in said and r"[/]\x1b[2J 1/1" in said and r"[b]\x1b[2J 1" in said
@@ -216,13 +215,9 @@ def test_only_pictures_in_the_run_are_shown(run, tmp_path):
 
 def test_the_list_of_the_server_is_that_of_a_fresh_reader(run, make_run, monkeypatch):
     folder, known = run.parent, RunList(run.parent)
-    reads = []
-    run_row = runs_table.run_row
-    monkeypatch.setattr(
-        runs_table,
-        "run_row",
-        lambda run, *metric: reads.append(run.name) or run_row(run, *metric),
-    )
+    reads, run_row = [], run_files.run_row
+    counted = lambda run, metric: reads.append(run.name) or run_row(run, metric)
+    monkeypatch.setattr(run_files, "run_row", counted)
 
     def changes():
         yield
@@ -250,5 +245,5 @@ def test_the_list_of_the_server_is_that_of_a_fresh_reader(run, make_run, monkeyp
         reads.clear()
         rows = known.read().rows
         assert reads == expected
-        fresh = list_runs(folder).rows
+        fresh = RunList(folder).read().rows
         assert [{**x, "age": ""} for x in rows] == [{**x, "age": ""} for x in fresh]

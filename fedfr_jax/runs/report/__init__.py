@@ -3,5 +3,5 @@
 tables: the result table of the terminal.
 charts: kinds of charts as Vega-Lite specifications. run_charts: those of a run's
 stages. scaling: those of a scaling study.
-drawing: charts and images as files. grids: images side by side.
+drawing: charts, images and grids of images as files.
 """

@@ -4,10 +4,10 @@ Every chart has the parameter `hidden`, the names of hidden lines, which the pag
 for all charts at once. A line has the same color and dashes in all charts.
 """
 
+import functools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedfr_jax.metric_names import metric_label
@@ -58,7 +58,7 @@ def line_chart(
     x: str,
     y: str,
     log_x: bool = False,
-    log_y: bool = False,
+    y_scale: Spec | None = None,
     is_y_titled: bool = False,
 ) -> Spec:
     """Line chart with a tooltip of the values.
@@ -67,6 +67,7 @@ def line_chart(
       lines: name -> points (x, y) in the order of x.
       order: names of all lines of the page, which have the colors; default these.
       x, y: titles of the axes.
+      y_scale: None takes that of rates.
       is_y_titled: whether y stands beside its axis, where no heading says it.
     """
     order = order or list(lines)
@@ -75,20 +76,20 @@ def line_chart(
         for name, points in lines.items()
         for px, py in thin(points)
     ]
-    has_integers = not log_x and all(float(row["x"]).is_integer() for row in rows)
-    ticks = {"tickMinStep": 1, "format": "d"} if has_integers else {}
+    x_scale = {"nice": False, **({"type": "log"} if log_x else {"zero": False})}
+    y_scale = y_scale or _rate_scale(rows)
     encoding = {
         "x": _quantitative(
             "x",
             title=x,
-            scale={"nice": False, **({"type": "log"} if log_x else {"zero": False})},
-            axis={"grid": False, "tickCount": 6, **ticks, **_powers(log_x)},
+            scale=x_scale,
+            axis={"grid": False, "tickCount": 6, **_labels(rows, "x", x_scale)},
         ),
         "y": _quantitative(
             "y",
             title=y if is_y_titled else None,
-            scale={"type": "log"} if log_y else _rate_scale(rows),
-            axis={"tickCount": 5, **_powers(log_y)},
+            scale=y_scale,
+            axis={"tickCount": 5, **_labels(rows, "y", y_scale)},
         ),
         "color": _by_line(order, "color"),
         "strokeDash": _by_line(order, "dash"),
@@ -143,10 +144,12 @@ def error_rate_charts(
         det[name] = [(f, 1 - t) for f, t in pairs if 1 - t > lowest * (1 - 1e-6)]
     far_title = metric_label("far")
     tar_title, frr_title = metric_label("tar"), "False reject rate"
-    rates = {"log_x": True, "is_y_titled": True}
+    chart = functools.partial(
+        line_chart, order=order, x=far_title, log_x=True, is_y_titled=True
+    )
     return {
-        "ROC": line_chart(roc, order, x=far_title, y=tar_title, **rates),
-        "DET": line_chart(det, order, x=far_title, y=frr_title, log_y=True, **rates),
+        "ROC": chart(roc, y=tar_title),
+        "DET": chart(det, y=frr_title, y_scale={"type": "log"}),
     }
 
 
@@ -235,46 +238,16 @@ def _largest_class(counts: Sequence[int]) -> tuple[int, int]:
     return counts.index(most), -most
 
 
-def layered(
-    layers: Sequence[tuple[dict[str, Any], list[dict], Sequence[str]]],
-    order: Sequence[str],
-    *,
-    x: str,
-    y: str,
-    x_scale: Mapping[str, Any] = MappingProxyType({"zero": False}),
-    y_scale: Mapping[str, Any] = MappingProxyType({"zero": False}),
-    x_axis: Mapping[str, Any] = MappingProxyType({}),
-    y_axis: Mapping[str, Any] = MappingProxyType({}),
-    height: int = HEIGHT,
-) -> Spec:
-    """Marks over each other on the same axes, each line in its color.
+def add_marks(
+    spec: Spec, mark: Spec, rows: Sequence[Mapping[str, Any]], **encoding: Spec
+) -> None:
+    """Add marks to a line chart, on its axes and in the colors of its lines.
 
     Args:
-      layers: (mark, rows with "x", "y" and mostly "line", other channels "x2", "y2" or
-        "text", which is a row's "name").
-      order: names of the lines, which have the colors.
-      x, y: titles of the axes.
+      rows: with "line", "x", "y" and the other fields of `encoding`.
     """
-    drawn = []
-    for mark, rows, channels in layers:
-        encoding = {
-            "x": _quantitative("x", title=x, scale={**x_scale}, axis={**x_axis}),
-            "y": _quantitative("y", title=y, scale={**y_scale}, axis={**y_axis}),
-            **{name: {"field": name} for name in channels if name != "text"},
-        }
-        if "text" in channels:
-            encoding["text"] = {"field": "name"}
-        elif "color" not in mark:
-            encoding["color"] = _by_line(order, "color")
-        rows = [{k: _plain(v) for k, v in row.items()} for row in rows]
-        if rows:
-            drawn.append({"data": {"values": rows}, "mark": mark, "encoding": encoding})
-    return _spec([], {"layer": drawn}, height)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    return value if isinstance(value, str) else float(value)
+    layer = {"data": {"values": [*rows]}, "mark": mark, "encoding": encoding}
+    spec["layer"].append(layer)
 
 
 def map_chart(points: Mapping[str, Any]) -> Spec:
@@ -286,19 +259,15 @@ def map_chart(points: Mapping[str, Any]) -> Spec:
     axis = {"title": None, "labels": False, "ticks": False, "grid": False}
     component = {"scale": {"zero": False}, "axis": axis}
     identity = _nominal("identity", legend=None)
-    chosen = {"type": "point", "fields": ["identity"], "on": "pointerover"}
-    chosen |= {"clear": "pointerout"}
     return _spec(
         rows,
         {
-            "params": [{"name": "one", "select": chosen}],
             "mark": {"type": "point", "filled": True, "size": 55},
             "encoding": {
                 "x": _quantitative("x", **component),
                 "y": _quantitative("y", **component),
                 "color": {**identity, "scale": {"scheme": "category20"}},
                 "shape": identity,
-                "opacity": {"condition": {"param": "one", "value": 0.9}, "value": 0.1},
                 "tooltip": [{"field": "identity"}],
             },
         },
@@ -364,14 +333,11 @@ def _follows_pointer(part: Any) -> bool:
 
 def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
     """Chart as wide as its container; hidden lines are filtered first."""
-    params = [{"name": "hidden", "value": []}]
-    if "layer" not in body:
-        params += body.pop("params", [])
     return {
         "$schema": SCHEMA,
         "config": CONFIG,
         "data": {"values": rows},
-        "params": params,
+        "params": [{"name": "hidden", "value": []}],
         "transform": [{"filter": "indexof(hidden, datum.line) < 0"}],
         "width": "container",
         "height": height,
@@ -398,10 +364,17 @@ def _by_line(order: Sequence[str], key: str) -> Spec:
     return _nominal("line", scale=scale, legend=None)
 
 
-def _powers(is_log: bool) -> Spec:
-    """Label only the powers of ten on a logarithmic axis."""
-    if not is_log:
-        return {}
+def _labels(rows: list[dict], field: str, scale: Spec) -> Spec:
+    """Labels of an axis: integers if all are, and the powers of ten of a long log."""
+    values = [row[field] for row in rows if row[field] is not None]
+    if scale.get("type") != "log":
+        if field == "y" or not values or any(x % 1 for x in values):
+            return {}
+        num_steps = max(values) - min(values)
+        format = "d" if max(values) < 1e5 else "~s"
+        return {"tickCount": min(max(num_steps, 1), 6), "format": format}
+    if not values or max(values) < 100 * min(values):
+        return {"format": "~s" if field == "x" else "~g"}
     is_power = "abs(log(datum.value) / log(10) % 1) < 1e-9"
     is_power = f"({is_power} || abs(log(datum.value) / log(10) % 1) > 1 - 1e-9)"
     label = f"{is_power} ? format(datum.value, '.0e') : ''"

@@ -6,7 +6,7 @@ evaluation.json, partition.json.
 
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedfr_jax.metric_names import metric_label, panel_title
@@ -28,6 +28,28 @@ class Line(NamedTuple):
     folder: pathlib.Path = pathlib.Path()  # of the run
 
 
+class Part(NamedTuple):
+    """A part of a stage's evaluation, such as a curve."""
+
+    line: Line
+    evaluator: str
+    name: str
+    value: Any  # as of evaluation.json
+
+    @property
+    def title(self) -> str:
+        """Title among parts of several lines."""
+        return f"{self.line.name}: {self.evaluator}, {self.name}"
+
+
+def parts(lines: Sequence[Line], kind: str) -> Iterator[Part]:
+    """Yield the parts of a kind of all evaluations of all lines."""
+    for line in lines:
+        for evaluator, evaluation in line.evaluations.items():
+            for name, value in evaluation.get(kind, {}).items():
+                yield Part(line, evaluator, name, value)
+
+
 def evaluators(lines: Sequence[Line]) -> list[str]:
     """Names of the evaluators of any line."""
     return list(dict.fromkeys(name for line in lines for name in line.evaluations))
@@ -35,12 +57,13 @@ def evaluators(lines: Sequence[Line]) -> list[str]:
 
 def points(rows: Rows, name: str, over: str = "round") -> list[tuple[float, float]]:
     """Finite values of a metric: [(round, value)]."""
-    values = ((row.get(over), row.get(name)) for row in rows)
-    return [(x, y) for x, y in values if x is not None and _is_finite(y)]
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [
+        (row[over], row[name])
+        for row in rows
+        if row.get(over) is not None
+        and isinstance(row.get(name), int | float)
+        and math.isfinite(row[name])
+    ]
 
 
 def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
@@ -76,21 +99,20 @@ def _curves(lines, name: str, over: str = "round") -> dict[str, list]:
 
 def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
     """ROC, DET and other curves of every evaluator."""
+    by_kind: dict[tuple[str, str], dict[str, Any]] = {}
+    for part in parts(lines, "curves"):
+        curves = by_kind.setdefault((part.evaluator, part.name), {})
+        curves[part.line.name] = part.value
     plots = []
-    for evaluator in evaluators(lines):
-        kinds = {}
-        for line in lines:
-            evaluation = line.evaluations.get(evaluator, {})
-            for kind, curve in evaluation.get("curves", {}).items():
-                kinds.setdefault(kind, {})[line.name] = curve
-        for kind, curves in kinds.items():
-            if kind == "roc":
-                for name, spec in charts.error_rate_charts(curves, order).items():
-                    title = f"{metric_label(evaluator)}: {name}"
-                    note = _rate_note(curves)
-                    plots.append(Chart(title, spec, note, name.lower()))
-            else:
-                plots.append(_plain_curve(evaluator, kind, curves, order))
+    names = evaluators(lines)
+    for evaluator, kind in sorted(by_kind, key=lambda key: names.index(key[0])):
+        curves = by_kind[evaluator, kind]
+        if kind != "roc":
+            plots.append(_plain_curve(evaluator, kind, curves, order))
+            continue
+        for name, spec in charts.error_rate_charts(curves, order).items():
+            title = f"{metric_label(evaluator)}: {name}"
+            plots.append(Chart(title, spec, _rate_note(curves), name.lower()))
     return plots
 
 
@@ -120,14 +142,11 @@ def _plain_curve(evaluator, kind, curves, order) -> Chart:
 def per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
     """{(evaluator, metric): {line: numbers of clients, and their "names"}}."""
     by_metric = {}
-    for line in lines:
+    for line, evaluator, metric, values in parts(lines, "per_client"):
         names = dict(enumerate(line.client_names))
-        for evaluator, evaluation in line.evaluations.items():
-            for metric, values in evaluation.get("per_client", {}).items():
-                if values:
-                    client_names = [names.get(i, f"client {i}") for i in values["ids"]]
-                    values = {**values, "names": client_names}
-                    by_metric.setdefault((evaluator, metric), {})[line.name] = values
+        client_names = [names.get(i, f"client {i}") for i in values["ids"]]
+        of_metric = by_metric.setdefault((evaluator, metric), {})
+        of_metric[line.name] = {**values, "names": client_names}
     return by_metric
 
 
@@ -170,11 +189,9 @@ def map_charts(lines: Sequence[Line]) -> list[Chart]:
     """Maps of identities' embeddings in two dimensions."""
     return [
         Chart(
-            f"{line.name}: {name}",
-            charts.map_chart(of_map),
-            f"Two principal components, {of_map['explained']:.0%} of the variance.",
+            part.title,
+            charts.map_chart(part.value),
+            f"Two principal components, {part.value['explained']:.0%} of the variance.",
         )
-        for line in lines
-        for evaluation in line.evaluations.values()
-        for name, of_map in evaluation.get("maps", {}).items()
+        for part in parts(lines, "maps")
     ]

@@ -1,10 +1,11 @@
 """Charts of a scaling study: scores over model size, fitted laws with bands."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from fedfr_jax.runs.report.charts import Chart, Spec, layered
+from fedfr_jax.runs.report.charts import Chart, Spec, add_marks, line_chart
 from fedfr_jax.scaling import Points, Study, predict
 from fedfr_jax.scaling.intervals import LEVEL, band
 from fedfr_jax.scaling.report import short
@@ -22,6 +23,7 @@ MARGIN = 1.5  # factor by which a law is drawn beyond its runs
 ROOM = 1.15  # factor of the y axis' limits
 MIN_SPAN = 1.1  # largest over smallest size: points closer together show no law
 HEIGHT = 320  # pixels
+DOT = {"type": "point", "filled": True, "size": 60, "opacity": 1}
 
 
 def score_charts(points: Points, *, arrows: Sequence[str] = ()) -> list[Chart]:
@@ -50,33 +52,35 @@ def score_charts(points: Points, *, arrows: Sequence[str] = ()) -> list[Chart]:
     ]
 
 
-def _scores(points: Points, sizes, values, title: str, arrows) -> Spec:
-    dots, joined, pairs = [], [], []
-    lines = _lines(points)
-    for line, rows in lines.items():
+def _scores(
+    points: Points, sizes: np.ndarray, values: np.ndarray, title: str, arrows
+) -> Spec:
+    means, dots = {}, []
+    for line, rows in _lines(points).items():
+        x, which = np.unique(sizes[rows], return_inverse=True)
+        y = np.bincount(which, values[rows]) / np.bincount(which)
+        means[line] = [] if arrows else _pairs(x, y)
         for i in np.flatnonzero(rows):
             is_named = not arrows or points.series[i] == arrows[0]
             label = points.names[i] if is_named else ""
-            dots.append({"line": line, "x": sizes[i], "y": values[i], "name": label})
-        if not arrows:
-            x, which = np.unique(sizes[rows], return_inverse=True)
-            y = np.bincount(which, values[rows]) / np.bincount(which)
-            joined += [
-                {"line": line, "x": a, "y": b} for a, b in zip(x, y, strict=True)
-            ]
-    for start, end in _pairs(points, arrows):
-        ends = {"x": sizes[start], "y": values[start], "x2": sizes[end]}
-        pairs.append({**ends, "y2": values[end]})
-    layers = [
-        ({"type": "line"}, joined, ()),
-        ({"type": "rule", "color": "gray"}, pairs, ("x2", "y2")),
-        ({"type": "point", "filled": True, "size": 60, "opacity": 1}, dots, ()),
-        ({"type": "text", "dx": 6, "dy": 10, "align": "left"}, dots, ("text",)),
-    ]
-    axis = {"format": "~s", "tickCount": 6}
-    return layered(
-        layers, list(lines), x=title, y=points.metric, x_axis=axis, height=HEIGHT
+            dots += [{**_row(line, sizes[i], values[i]), "name": label}]
+    spec = line_chart(
+        means, x=title, y=points.metric, y_scale={"zero": False}, is_y_titled=True
     )
+    spec["height"] = HEIGHT
+    joins = [
+        {
+            **_row(points.series[start], sizes[start], values[start]),
+            **{"x2": float(sizes[end]), "y2": float(values[end])},
+        }
+        for start, end in _same_names(points, arrows)
+    ]
+    ends = {"x2": {"field": "x2"}, "y2": {"field": "y2"}, "color": {"value": "gray"}}
+    add_marks(spec, {"type": "rule"}, joins, **ends)
+    add_marks(spec, DOT, dots)
+    text = {"type": "text", "dx": 6, "dy": 10, "align": "left"}
+    add_marks(spec, text, dots, text={"field": "name"}, color={"value": "black"})
+    return spec
 
 
 def law_charts(study: Study) -> list[Chart]:
@@ -105,49 +109,54 @@ def law_charts(study: Study) -> list[Chart]:
 
 
 def _laws(fits: list[SeriesFit], title: str, error: str) -> Spec:
-    bands, laws, runs, held_out, intervals = [], [], [], [], []
+    laws, bands, runs, largest, intervals = {}, [], [], [], []
     for fit in fits:
-        exponent = fit.best.coefficients.exponents[0]
+        assert fit.best and fit.replicates  # of a series that has a best law
+        best, sizes, errors = fit.best, fit.inputs[:, 0], fit.points.errors
         series = f"{fit.series}: " if fit.series else ""
-        line = f"{series}{fit.best.law.name}, exponent {exponent:.3f}"
-        sizes, errors = fit.inputs[:, 0], fit.points.errors
+        line = f"{series}{best.law.name}, exponent {best.coefficients.exponents[0]:.3f}"
         grid = np.geomspace(sizes.min() / MARGIN, sizes.max() * MARGIN, 80)
-        law = predict(fit.best.coefficients, grid[:, None])
+        laws[line] = _pairs(grid, predict(best.coefficients, grid[:, None]))
         low, high = band(fit.replicates, grid[:, None])
         bands += [
-            {"line": line, "x": x, "y": y, "y2": y2}
+            {**_row(line, x, y), "y2": float(y2)}
             for x, y, y2 in zip(grid, low, high, strict=True)
         ]
-        laws += [{"line": line, "x": x, "y": y} for x, y in zip(grid, law, strict=True)]
-        largest = (
-            fit.hold_out.is_held_out if fit.hold_out else np.zeros(len(sizes), bool)
-        )
-        for x, y, is_held_out in zip(sizes, errors, largest, strict=True):
-            (held_out if is_held_out else runs).append({"line": line, "x": x, "y": y})
+        held_out = np.zeros(len(sizes), bool)
         if fit.hold_out:
-            ends = {"y": fit.hold_out.low, "y2": fit.hold_out.high}
-            intervals.append({"line": line, "x": sizes[largest][0] * 1.06, **ends})
-    heights = [row["y"] for row in laws + runs + held_out]  # a band may be large
-    layers = [
-        ({"type": "area", "opacity": 0.15, "clip": True}, bands, ("y2",)),
-        ({"type": "line"}, laws, ()),
-        ({"type": "rule", "strokeWidth": 3, "opacity": 0.6}, intervals, ("y2",)),
-        ({"type": "point", "filled": True, "size": 50, "opacity": 1}, runs, ()),
-        ({"type": "point", "size": 50, "opacity": 1}, held_out, ()),
-    ]
+            held_out = fit.hold_out.is_held_out
+            x = sizes[held_out][0] * 1.06
+            ends = _row(line, x, fit.hold_out.low), float(fit.hold_out.high)
+            intervals.append({**ends[0], "y2": ends[1]})
+        for x, y, is_held_out in zip(sizes, errors, held_out, strict=True):
+            (largest if is_held_out else runs).append(_row(line, x, y))
+    heights = [y for points in laws.values() for _, y in points]
+    heights += [row["y"] for row in runs + largest]  # a band may be large
     ends = [min(heights) / ROOM, max(heights) * ROOM]
-    x_scale, y_scale = {"type": "log", "nice": False}, {"type": "log", "domain": ends}
-    return layered(
-        layers,
-        list(dict.fromkeys(row["line"] for row in laws)),
+    spec = line_chart(
+        laws,
         x=title,
         y=error,
-        x_scale=x_scale,
-        y_scale=y_scale,
-        x_axis={"format": "~s", "tickCount": 6},
-        y_axis={"format": "~g"},
-        height=HEIGHT,
+        log_x=True,
+        y_scale={"type": "log", "domain": ends},
+        is_y_titled=True,
     )
+    spec["height"] = HEIGHT
+    y2 = {"field": "y2"}
+    add_marks(spec, {"type": "area", "opacity": 0.15, "clip": True}, bands, y2=y2)
+    rule = {"type": "rule", "strokeWidth": 3, "opacity": 0.6}
+    add_marks(spec, rule, intervals, y2=y2)
+    add_marks(spec, DOT, runs)
+    add_marks(spec, {**DOT, "filled": False}, largest)
+    return spec
+
+
+def _row(line: str, x: float, y: float) -> dict[str, Any]:
+    return {"line": line, "x": float(x), "y": float(y)}
+
+
+def _pairs(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+    return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
 def _lines(points: Points) -> dict[str, np.ndarray]:
@@ -164,7 +173,7 @@ def _error_label(points: Points) -> str:
     return f"1 - {points.metric}" if points.is_score else points.metric
 
 
-def _pairs(points: Points, arrows: Sequence[str]) -> list[tuple[int, int]]:
+def _same_names(points: Points, arrows: Sequence[str]) -> list[tuple[int, int]]:
     """Rows of the same name in the two series of `arrows`: (first, second)."""
     if not arrows:
         return []

@@ -14,8 +14,11 @@ BY_PATH = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate")
 
 
 def is_meant():
-    number = os.environ.get("FAULTS_PROCESS", "")
-    return not number or f"--process_id={number}" in sys.orig_argv
+    number = os.environ["FAULTS_PROCESS"]
+    words = " ".join(sys.orig_argv)
+    if "launch" in words or "--process_id=" in words:
+        return f"--process_id={number}" in sys.orig_argv
+    return True
 
 
 def install(root, kill_at, log):
