@@ -108,8 +108,9 @@ def difference(stored: Digest, now: Digest) -> str:
     after = Digest(*(array[new] for array in now))
     is_known = (before.checksums != 0) & (after.checksums != 0)
     is_changed = is_known & (before.checksums != after.checksums)
-    for name in ("identities", "sizes", "uses", "clients", "numbers"):
-        is_changed |= getattr(before, name) != getattr(after, name)
+    is_changed |= (before.identities != after.identities) | (before.uses != after.uses)
+    is_changed |= (before.sizes != after.sizes) | (before.clients != after.clients)
+    is_changed |= before.numbers != after.numbers
     added, gone = np.delete(now.names, new), np.delete(stored.names, old)
     shown = [
         f"{before.names[i]} was {_describe(before, i)} and is {_describe(after, i)}"

@@ -122,8 +122,9 @@ def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
 
 def _curve(curve) -> dict[str, Any]:
     """Curve for JSON: {"fields": names, "values": a list or number each}."""
+    fields = curve._fields if hasattr(curve, "_fields") else ("x", "y")
     values = [_numbers(x) if np.ndim(x) else _number(x) for x in curve]
-    return {"fields": list(getattr(curve, "_fields", ("x", "y"))), "values": values}
+    return {"fields": list(fields), "values": values}
 
 
 def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
