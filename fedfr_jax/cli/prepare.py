@@ -35,7 +35,7 @@ def prepare(
     """Inspect a config's data set: contents, unreadable images, the partition.
 
     --pack decodes the images once into a folder; config.data = {"name": "packed",
-    "path": FOLDER} reads them from there. The same command resumes an interrupted one.
+    "path": FOLDER} reads them from there. FOLDER must be new or empty.
     --checksums reads the folder (or the config's packed data) again and compares
     checksums.
 

@@ -125,12 +125,10 @@ def distinct_names(folders: Sequence[pathlib.Path]) -> list[str]:
     ['a/run', 'b/run']
     """
     paths = [folder.resolve() for folder in folders]
-    depth = 1
-    while depth < max(len(path.parts) for path in paths):
+    for depth in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len({*names}) == len({*paths}):
             return names
-        depth += 1
     return [str(path) for path in paths]
 
 

@@ -303,14 +303,11 @@ def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
             method, _, name = rest.partition(".")
             if key == "seed" and not has_attack:
                 set_key(shared, key, 0)
-            elif section == "methods" and method in methods and is_rate(value):
+            elif section != "methods" or method not in methods:
+                continue
+            elif isinstance(value, float):  # only floats, such as a rate, are traced
                 set_key(shared, key, 0.0)
                 numbers.setdefault(method, {})[name] = float(value)
         keys = sorted((name, *sorted(values)) for name, values in numbers.items())
         groups.setdefault(digest(shared) + str(keys), []).append((run, numbers))
     return [group for group in groups.values() if len(group) > 1]
-
-
-def is_rate(value: Any) -> bool:
-    """Whether a value can be traced: a float, such as a learning rate."""
-    return isinstance(value, float)

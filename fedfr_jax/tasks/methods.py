@@ -407,16 +407,21 @@ class OnlyLossReader(NamedTuple):
 EMPTY: Mapping = MappingProxyType({})
 
 
+def check_one(leaves: "Blocks | Leaves") -> None:
+    """Raise ValueError unless exactly one field is set."""
+    values = {key: x for key, x in leaves._asdict().items() if x is not None}
+    if len(values) != 1:
+        keys = leaves._fields
+        raise ValueError(f"leaves must have exactly one key of {keys}, got {values}.")
+
+
 @section
 class Blocks(NamedTuple):
     """Leaves of the first or last blocks of a network; one key is set."""
 
     blocks: Whole | None = None  # the top K, of which 1 is the head
     all_but_blocks: Count | None = None  # the others
-
-    def check(self) -> None:
-        """Raise ValueError unless exactly one key is set."""
-        check_one(self)
+    check = check_one
 
 
 @section
@@ -426,18 +431,7 @@ class Leaves(NamedTuple):
     blocks: Whole | None = None  # as of `Blocks`
     all_but_blocks: Count | None = None
     batch_norms: bool | None = None  # all of every batch norm
-
-    def check(self) -> None:
-        """Raise ValueError unless exactly one key is set."""
-        check_one(self)
-
-
-def check_one(leaves: Blocks | Leaves) -> None:
-    """Raise ValueError unless exactly one field is set."""
-    values = {key: x for key, x in leaves._asdict().items() if x is not None}
-    if len(values) != 1:
-        keys = leaves._fields
-        raise ValueError(f"leaves must have exactly one key of {keys}, got {values}.")
+    check = check_one
 
 
 class OptimizerReader:
@@ -583,9 +577,9 @@ class Method(NamedTuple):
                     f"{key} must be set inside `optimizer` for {self.optimizer.name}, "
                     f"got {value} outside."
                 )
-        if self.init_per_client and not self.personal:
+        if self.init_per_client and self.personal == "":
             raise ValueError("init_per_client needs personal leaves. Set `personal`.")
-        if not self.personal_epochs or self.algorithm is None:
+        if not self.personal_epochs:
             return
         name = self.algorithm.part.name
         if name != "fedavg":

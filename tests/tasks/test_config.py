@@ -69,7 +69,10 @@ EVERYWHERE = [
     ({"on_bad_update": {"name": "stop", "norm": 1}}, ".on_bad_update must have keys"),
     ({"privacy": {"clip": 1.0}}, r".privacy must have .*mean clip_norm\?"),
     ({"privacy": {"clip_norm": 1.0, "delta": 1e-2}}, ".*epsilon or noise_multiplier"),
-    ({"init_per_client": True}, "(: init_per_client needs personal|.*batch_stats)"),
+    (
+        {"init_per_client": True, "personal": ""},
+        "(: init_per_client needs personal|.*batch_stats)",
+    ),
     (
         {"personal": "fc", "personal_epochs": 1, "algorithm": "scaffold"},
         ": personal_epochs needs the algorithm fedavg, got 'scaffold'",

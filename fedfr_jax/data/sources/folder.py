@@ -121,7 +121,7 @@ def read_landmarks(
 
     The csv names its columns: name (the image's relative path), x1, y1 ... x5, y5; the
     points are eye at image left, eye at image right, nose, mouth corner at image left,
-    mouth corner at image right, in the upright picture (see `images`). An image whose
+    mouth corner at image right, in the upright picture (see `decoding`). An image whose
     ten cells are empty shows no face and is left out. Other columns and other images'
     rows are ignored, but no image may come twice.
     """

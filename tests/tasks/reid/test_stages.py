@@ -39,7 +39,10 @@ ROWS = {
         **{"loss": {"triplet_weight": 1.0}, "identities_per_batch": 2},
     },
     "clusters": {"algorithm": "finch"},
-    "moon": {"algorithm": {"name": "moon", "contrastive_weight": 0.5}},
+    "moon": {
+        "algorithm": {"name": "moon", "contrastive_weight": 0.5},
+        "init_per_client": True,  # of the classifier, which is personal unless set
+    },
     "merged": {
         "kind": "central",
         "epochs": 1,
