@@ -100,7 +100,7 @@ def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan():
 def test_the_plan_still_says_what_is_kept(name):
     program, row = accelerators.PROGRAMS[name], rows_on("h200")[name]
     found = accelerators.planned_gib(program, row["on"])
-    assert found == pytest.approx(row["planned_gib"], rel=0.02)
+    assert found == pytest.approx(row["planned_gib"], rel=0.02, abs=0.005)
 
 
 def need_environment(device):
