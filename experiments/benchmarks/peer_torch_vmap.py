@@ -14,11 +14,10 @@ import time
 import torch
 import workloads
 from lease_works import EMBEDDING, SMOKE_EMBEDDING, WORKS, size_of, work_of
-from peer_torch_iresnet import network as iresnet
 from torch import nn
 from torch.nn import functional
+from torch_models import iresnet, tensors
 from torch_models import network as small_network
-from torch_models import tensors
 
 ROUNDS = 3  # timed, after one that compiles
 CHUNKS = {"emnist": (64, 256), "resnet18": (8, 32), "iresnet50": (1, 4)}

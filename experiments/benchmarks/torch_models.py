@@ -82,3 +82,39 @@ def sphereface(work: Workload) -> nn.Module:
     nn.init.xavier_uniform_(last.weight)
     nn.init.zeros_(last.bias)
     return nn.Sequential(*layers, nn.Flatten(), last)
+
+
+class Block(nn.Module):
+    """InsightFace's residual block: BN, conv, BN, PReLU, conv, BN, and the shortcut."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        conv = lambda i, stride: nn.Conv2d(i, width, 3, stride, 1, bias=False)
+        self.body = nn.Sequential(
+            *(nn.BatchNorm2d(inputs), conv(inputs, 1)),
+            *(nn.BatchNorm2d(width), nn.PReLU(width)),
+            *(conv(width, stride), nn.BatchNorm2d(width)),
+        )
+        self.shortcut = nn.Sequential()
+        if stride > 1:
+            short = nn.Conv2d(inputs, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(short, nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return self.body(x) + self.shortcut(x)
+
+
+def iresnet(widths, blocks, dim, size):
+    """Stem, stages that begin with a stride of 2, the head E."""
+    first = widths[0]
+    layers = [nn.Conv2d(3, first, 3, 1, 1, bias=False), nn.BatchNorm2d(first)]
+    layers.append(nn.PReLU(first))
+    before = [first, *widths]
+    for i, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        layers.append(Block(before[i], width, 2))
+        layers += [Block(width, width, 1) for _ in range(count - 1)]
+        size = -(-size // 2)
+    layers += [nn.BatchNorm2d(widths[-1]), nn.Flatten()]
+    last = nn.BatchNorm1d(dim)
+    last.weight.requires_grad = False  # fixed at 1
+    return nn.Sequential(*layers, nn.Linear(widths[-1] * size**2, dim), last)
