@@ -190,8 +190,9 @@ def compiled_round(sim, server):
         sizes = len(sim.population.num_classes), sim.settings.cohort_size
         ids = sample_cohort(0, round, *sizes)
         work = simulations.assign(sim, server, store, Cohort(ids, round))
-        begun = load_round(sim.runs, [work], round)
-        return begun.in_one_call(server)
+        loaded = load_round(sim.runs, [work], round)
+        ((rows, slots, table),) = loaded.segments
+        return server, rows, slots, loaded.order, table, loaded.shared
 
     call = sim.programs.run_whole.lower(*arguments(server, 0)).compile()
 

@@ -23,7 +23,7 @@ import scaling_cells as cells  # noqa: E402
 import scaling_tables  # noqa: E402
 from orderings import provenance, write_between, write_results  # noqa: E402
 
-from fedfr_jax.cli.flags import add_switch, names, new_parser, parse_flags, set_key  # noqa: E402
+from fedfr_jax.cli.flags import names, new_parser, parse_flags, set_key  # noqa: E402
 from fedfr_jax.cli.sweep import Run, digest, results_row  # noqa: E402
 from fedfr_jax.distributed import use_every_core  # noqa: E402
 from fedfr_jax.runs import sweep  # noqa: E402
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=names, default=["0"])
     parser.add_argument("--parts", type=names, default=list(cells.PARTS))
     parser.add_argument("--results", type=pathlib.Path)
-    add_switch(parser, "tiny", "toys, to see that everything runs")
+    parser.add_argument("--tiny", action="store_true", help="toys, to see it run")
     values = parse_flags(parser, argv)
     for part in values.parts:
         if part not in cells.PARTS:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     remember_programs(values.workdir)
     target = values.results or HERE
     target.mkdir(parents=True, exist_ok=True)
-    player = Player(values.workdir, bool(values.tiny))
+    player = Player(values.workdir, values.tiny)
     for seed in map(int, values.seeds):
         for part in values.parts:
             rows = {cell.name: player.row(cell, seed) for cell in cells.PARTS[part]}

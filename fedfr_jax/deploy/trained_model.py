@@ -65,6 +65,10 @@ class TrainedModel(NamedTuple):
           images: uint8 [n, H, W, C], resized and aligned like the training images, see
             `deploy.face_images`; or float32 [n, D] for a model of vectors.
         """
+        if isinstance(self.input_shape, Mapping):
+            raise ValueError(
+                "embed needs a model of images or of vectors, got a table's."
+            )
         dtype = np.dtype(np.uint8 if is_image(self.input_shape) else np.float32)
         if images.dtype != dtype or images.shape[1:] != self.input_shape:
             expected = ", ".join(map(str, self.input_shape))

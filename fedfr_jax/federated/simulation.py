@@ -4,7 +4,7 @@ A simulation is one run; the members of a sweep are several in one program. Both
 `Runs`, and go the same way through a round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -306,10 +306,18 @@ class TrainedRound(NamedTuple):
     metrics: dict  # {name: [K]}
 
 
-def train_round(
-    runs: Runs, servers: PyTree, works: Sequence[RoundInputs], round: int
-) -> TrainedRound:
-    """Load and train one round of all runs, segment by segment."""
+class LoadedRound(NamedTuple):
+    """Inputs of a round of all runs, on the devices once a segment is asked for."""
+
+    works: list[RoundInputs]  # of the runs, in whole segments
+    segments: Iterator[tuple[PyTree, ...]]  # (rows, slots, table) of each
+    is_whole: bool  # one segment: one call trains the round
+    order: PyTree
+    shared: tuple[PyTree, ...]  # by all segments
+
+
+def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRound:
+    """Cut one round of all runs into segments, loaded as they are asked for."""
     sim, tables = runs.sims[0], shared_tables(runs, works)
     mesh, data = sim.mesh, sim.data
     size = data.size_of(works, sim.largest, max(tables) + 1)
@@ -338,10 +346,18 @@ def train_round(
         return rows, meshes.put_numbers(slots, cut)
 
     readers = [works[tables.index(table)] for table in sorted(set(tables))]
-    segments, shared = data.segments(size, load, readers), (extra, number)
-    shared += runs.key, runs.hyper
-    programs = runs.programs
-    if size.segments == 1:
+    segments = data.segments(size, load, readers)
+    shared = extra, number, runs.key, runs.hyper
+    return LoadedRound(works, segments, size.segments == 1, order, shared)
+
+
+def train_round(
+    runs: Runs, servers: PyTree, works: Sequence[RoundInputs], round: int
+) -> TrainedRound:
+    """Load and train one round of all runs, segment by segment."""
+    works, segments, is_whole, order, shared = load_round(runs, works, round)
+    sim, programs = runs.sims[0], runs.programs
+    if is_whole:
         ((rows, slots, table),) = segments
         with check_memory_on_call(sim, programs.run_whole) as whole:
             servers, rows, metrics = whole(servers, rows, slots, order, table, shared)

@@ -364,7 +364,7 @@ class Store:
 
         A new client's row, and that of a negative id, is zero.
         """
-        if self._pending and self._pending.written.done():
+        if self._pending and (self._pending.written.done() or not self._leaves):
             self.settle()
         pending = self._pending
         stamps = self._stamps.take(np.maximum(ids, 0), axis=0).max(axis=1)

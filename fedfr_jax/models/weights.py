@@ -64,7 +64,12 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
     pathlib.Path(path).stat()  # there is such a file
     check_file(path, MEMORY)
     with naming(path):
-        tree, about = READERS[suffix](path)
+        try:
+            tree, about = READERS[suffix](path)
+        except OSError as error:  # of an offset that a damaged file contains
+            raise ValueError(
+                f"{path} must be a complete, undamaged file, got {error}."
+            ) from error
         arrays = _state_dict(_part(tree, key), path)
         _check_finite(arrays)
         return Weights(arrays, about)

@@ -12,7 +12,6 @@ from types import MappingProxyType
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 
 from fedfr_jax import manifest, trees
@@ -220,7 +219,8 @@ class Checkpointer:
                 f"checkpoint {step} in {self.folder} must match the config's model and "
                 f"clients, got {difference}."
             )
-        return self._handler.restore(epath.Path(place), args=_Restore(shapes))
+        restore: Callable = self._handler.restore  # which takes any path
+        return restore(place, args=_Restore(shapes))
 
 
 def _first_line(error: BaseException) -> str:

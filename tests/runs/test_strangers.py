@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -68,6 +69,12 @@ class Built(Exception):
     """Stands for the experiment of the settings that it is raised with."""
 
 
+def evaluate(folder):
+    """`fedfr evaluate` of the run in a folder, in this process."""
+    alone = types.SimpleNamespace(join=lambda: None)
+    train.evaluate(STORED, workdir=str(folder), processes=alone)
+
+
 def evaluate_settings(folder, monkeypatch):
     """What `fedfr evaluate` builds of the config of the run in a folder."""
 
@@ -78,7 +85,7 @@ def evaluate_settings(folder, monkeypatch):
     monkeypatch.setattr(building, "sections", lambda config: STORED)
     monkeypatch.setattr(train, "config_text", json.dumps)
     with pytest.raises(Built) as raised:
-        train.evaluate_in(folder, STORED, None)
+        evaluate(folder)
     return raised.value.args[0]
 
 
@@ -114,7 +121,7 @@ def test_a_run_with_links_out_of_its_folder_is_not_evaluated(tmp_path, monkeypat
     ):
         (run / name).symlink_to(goal)
         with pytest.raises(ValueError, match=f"must have no links .*{name}"):
-            train.evaluate_in(run, STORED, None)
+            evaluate(run)
         (run / name).unlink()
 
 
