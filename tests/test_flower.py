@@ -259,18 +259,15 @@ def test_a_client_is_the_node_that_claimed_it_first_and_examples_are_what_most_h
     printed = capsys.readouterr().out
     assert "it must not claim client 2, which is of another node" in printed
     assert "Client 0 cannot take part: its examples must be" in printed
-    nodes.folder.__exit__()
     grid.contexts[109], grid.keys = grid.contexts.pop(102), {109: b"key"}
     nodes = nodes_of(grid, given, tmp_path)
     assert nodes.connected(0)[2] == 109
-    nodes.folder.__exit__()
     del grid.contexts[109]
     for words in ({}, {"id": 3}, said(), said(id=True), said(id=0, example="1")):
         grid.hostile = {3: saying(words)}
         nodes = nodes_of(grid, given, tmp_path)
         assert nodes.connected(0) == {0: 100, 1: 101}, words
         assert "A client cannot take part: " in capsys.readouterr().out
-        nodes.folder.__exit__()
     grid.contexts[102], grid.dates[104] = grid.contexts[104], "2025"
     assert nodes_of(grid, given).connected(0)[2] == 104
 
