@@ -1,6 +1,6 @@
 """SuperNodes of a Flower server: who they are, and what they answer.
 
-What a node sends is a stranger's: it is read by `federated.answers`, and one that is
+What a node sends is untrusted: it is read by `federated.answers`, and one that is
 wrong in anything is left out in one line.
 """
 
@@ -51,7 +51,7 @@ def say(text: str, number: int, rounds: int | None = None) -> None:
 class Nodes:
     """Connected SuperNodes and their client ids.
 
-    What they say is a stranger's: a client id is of the node that claims it first, by
+    What they say is untrusted: a client id is of the node that claims it first, by
     its public key, and the examples are what most of the first clients have.
     """
 

@@ -1,6 +1,6 @@
 """Answers of remote clients, checked where they arrive.
 
-An answer is data of a stranger: it has exactly the arrays and metrics that the server
+An answer is untrusted: it has exactly the arrays and metrics that the server
 expects of the algorithm, each of the expected dtype, shape and number of bytes, and
 numbers that a client can have. Anything else is a ValueError that says what is wrong;
 nothing is decoded or allocated before its size is known.
@@ -24,7 +24,7 @@ from fedfr_jax.types import Dataset, PerClient, PyTree
 
 LARGEST = 1e15  # size of any number, whose square and sums stay finite in float32
 MAX_RATIO = 100  # of a weight to the median of its round
-MAX_TEXT, MAX_EXAMPLE = 120, 10_000  # characters of a stranger: in a log line, of JSON
+MAX_TEXT, MAX_EXAMPLE = 120, 10_000  # characters: in a log line, of JSON
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16")
 DTYPES += ("float32", "float64")  # of examples
 
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 def quote(value) -> str:
-    """Text of a stranger's value for a log line: printable and short."""
+    """Text of an untrusted value for a log line: printable and short."""
     text = printable(value if isinstance(value, str) else repr(value))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 

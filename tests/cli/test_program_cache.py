@@ -6,21 +6,21 @@ from fedfr_jax.cli import program_cache
 
 
 def test_programs_are_kept_in_the_users_cache_folder_unless_told_elsewhere(tmp_path):
-    told = {"XDG_CACHE_HOME": str(tmp_path)}
-    program_cache.keep_programs(told)
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    program_cache.keep_programs(environment)
     (kept,) = (tmp_path / "fedfr_jax").iterdir()
-    assert told["JAX_COMPILATION_CACHE_DIR"] == str(kept)
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == str(kept)
     for elsewhere in ("", "/elsewhere"):
-        given = {**told, "JAX_COMPILATION_CACHE_DIR": elsewhere}
+        given = {**environment, "JAX_COMPILATION_CACHE_DIR": elsewhere}
         program_cache.keep_programs(given)
         assert given["JAX_COMPILATION_CACHE_DIR"] == elsewhere
 
 
 def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path):
     (tmp_path / "home").touch()
-    told = {"XDG_CACHE_HOME": str(tmp_path / "home")}
-    program_cache.keep_programs(told)
-    assert told.keys() == {"XDG_CACHE_HOME"}
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    program_cache.keep_programs(environment)
+    assert environment.keys() == {"XDG_CACHE_HOME"}
 
 
 def test_the_oldest_programs_make_room(tmp_path):

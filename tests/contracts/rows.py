@@ -23,9 +23,9 @@ def required(name: str, head: str) -> dict:
     Args:
       head: the last layer in the task, where the tiny network of the contract has its.
     """
-    told = MEMBERS[name].build.keywords
+    given = MEMBERS[name].build.keywords
     own = sorted(asked(name) - FACTS)
-    return {key: head if told[key] == HEAD else told[key] for key in own}
+    return {key: head if given[key] == HEAD else given[key] for key in own}
 
 
 def identities(name: str) -> set[str]:

@@ -114,8 +114,8 @@ TASKS = {"fedfr": "faces", "finch": "reid", "kd": "reid"}
 def test_every_default_may_be_written_into_a_config():
     offenders = []
     for name, function in ALGORITHMS.items():
-        told = contracts.MEMBERS[name].build.keywords
-        facts = {key: told[key] for key in told.keys() & FACTS}
+        given = contracts.MEMBERS[name].build.keywords
+        facts = {key: given[key] for key in given.keys() & FACTS}
         row = required(name, contracts.HEAD)
         offers = {**dict.fromkeys(FACTS, True), **facts}
         for key, parameter in keywords(function).items():

@@ -81,11 +81,11 @@ def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_coho
         return [client.batch(jnp.int32(step)) for step in (0, 1)]
 
     both = jax.device_get(batches(dataset(), jax.tree.map(np.int32, slot)))
-    told = lambda name: np.concatenate([getattr(batch, name) for batch in both])
-    assert told("row").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
-    assert told("labels").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
-    assert told("is_added").tolist() == [False] * 5 + [True, True, False]
-    assert told("is_valid").tolist() == [True] * 7 + [False]
+    joined = lambda name: np.concatenate([getattr(batch, name) for batch in both])
+    assert joined("row").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
+    assert joined("labels").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
+    assert joined("is_added").tolist() == [False] * 5 + [True, True, False]
+    assert joined("is_valid").tolist() == [True] * 7 + [False]
 
 
 def test_targets_are_moved_with_their_image():

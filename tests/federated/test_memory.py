@@ -127,14 +127,14 @@ def test_client_states_that_cannot_fit_are_refused_before_a_compile(monkeypatch)
 def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
     monkeypatch, tmp_path
 ):
-    told = tmp_path / "meminfo"
-    told.write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    4096 kB\n")
-    monkeypatch.setattr(mesh_module, "MEMINFO", told)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    4096 kB\n")
+    monkeypatch.setattr(mesh_module, "MEMINFO", meminfo)
     free = [mesh_module.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
     assert free == [4 * 2**20, 2**20]
-    told.write_text("MemTotal:  9999 kB\n")  # a kernel before 3.14
+    meminfo.write_text("MemTotal:  9999 kB\n")  # a kernel before 3.14
     assert mesh_module.free_bytes(meshes.make_mesh(1)) is None
-    told.unlink()
+    meminfo.unlink()
     assert mesh_module.free_bytes(meshes.make_mesh(1)) is None
 
 
