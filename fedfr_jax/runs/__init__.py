@@ -5,7 +5,11 @@ stages           one stage: start or resume, train, read again; its saved model
 loop             rounds of a federated stage, the only loop over them
 central_stage    epochs of a central stage
 sweep            results table of a sweep; vmapped_sweep: runs in one program
-workdir          the run directory: lock, config, settings of its trained stages
+workdir          the run directory: config, settings of its trained stages
+locks            one writer of a run directory, or any number of readers
+hosts            devices of several processes, and a test sum over them
+compiled_programs  programs that a plan has compiled, for the run
+report           charts of runs, and their files
 checkpoint       checkpoints and the ledger of private rounds
 data_digest      which images a stage was trained on
 costs            communication, privacy, rounds to a target
