@@ -98,7 +98,8 @@ PASSED |= {"loss", "model", "task", "mesh", "seen", "num_classes", "kwargs", "se
 
 def members(family: str) -> str:
     """Every member of a family that a config can name, with a table of its keys."""
-    from fedfr_jax.cli.describe import VARIANTS, load_families, summary
+    from fedfr_jax.cli.describe import load_families, summary
+    from fedfr_jax.tasks.methods import VARIANTS
 
     if family == "variants":
         rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]

@@ -305,15 +305,18 @@ class Built(NamedTuple):
         return result
 
 
-class Named(NamedTuple):
-    """Reader of a section whose name alone may stand for it."""
+class SectionReader(NamedTuple):
+    """Reader of a section; other kinds and `by_name` make it another's."""
 
     kind: type
+    kinds: Mapping[str, Any] = MappingProxyType({})  # as of `read_section`
+    by_name: bool = False  # whether a text stands for {"name": text}
 
     def read(self, value: Any, where: str, mistakes: list[str]) -> Any:
-        """Read a text as {"name": text}."""
-        value = {"name": value} if isinstance(value, str) else value
-        return read_section(self.kind, value, where, mistakes)
+        """Read the section."""
+        if self.by_name and isinstance(value, str):
+            value = {"name": value}
+        return read_section(self.kind, value, where, mistakes, self.kinds)
 
 
 class Several(NamedTuple):

@@ -402,7 +402,7 @@ def naming(what: Any, given: Any = None) -> Iterator[None]:
         ) from error
 
 
-def register(family: dict, what: str, name: str, factory: Callable) -> None:
+def register(family: dict, what: str, name: str, factory: Any) -> None:
     """Add `factory` to a family under `name`; the same one twice is welcome.
 
     A config file that registers may be read more than once: the function of the same
@@ -417,8 +417,9 @@ def register(family: dict, what: str, name: str, factory: Callable) -> None:
     family[name] = factory
 
 
-def _origin(factory: Callable) -> tuple:
-    """Where a function is written; anything else is itself alone."""
+def _origin(factory: Any) -> tuple:
+    """Where a function, or that of a task, is written; else it is itself alone."""
+    factory = getattr(factory, "open", factory)
     if not inspect.isfunction(factory):
         return (id(factory),)
     code = factory.__code__

@@ -72,7 +72,9 @@ class Model(NamedTuple):
     def features(self) -> Callable[..., tuple[jax.Array, jax.Array, PyTree]]:
         """`apply_with_features`, which must be there."""
         if self.apply_with_features is None:
-            raise ValueError("the model must have features, got one without.")
+            raise ValueError(
+                "config.model.name must be a model with features, got one without."
+            )
         return self.apply_with_features
 
     @property
@@ -709,6 +711,7 @@ class ImageGrid(NamedTuple):
     images: Mapping[str, np.ndarray]
     maps: Mapping[str, np.ndarray] = MappingProxyType({})
     legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: color
+    captions: Mapping[str, Sequence[str]] = MappingProxyType({})  # [n] by column
 
 
 class ScoredPairs(NamedTuple):
@@ -742,7 +745,6 @@ class Evaluation(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
-    images: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
     image_grids: Mapping[str, ImageGrid] = MappingProxyType({})
     samples: Callable[[], Samples] | None = None  # computed for a report
 

@@ -81,7 +81,6 @@ RETOLD = (
 WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list today, and why it stays or how it goes.
 EXCEPTIONS = {
-    "SPECS of tasks/__init__.py is closed": "another task's is in its function",
     "config/build.py imports fedfr_jax.plan.shapes": "goes with typed sections",
     "config/build.py imports fedfr_jax.runs.remote": "goes with files by fsspec",
 }

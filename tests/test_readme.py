@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 
-from fedfr_jax.cli.describe import VARIANTS
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.tasks.methods import VARIANTS
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 

@@ -40,6 +40,7 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import DEVICES
+from fedfr_jax.tasks.faces.loss import COSFACE
 from fedfr_jax.types import CentralTrainer
 
 PARTS = ("convolutions", "steps")
@@ -248,7 +249,7 @@ def measured(args, case: Case) -> tuple[dict, Running | None]:
         model = network(args, case.depth, remat=case.remat)
         told = Training(
             batch_size=batch,
-            loss={"scale": 64.0},
+            loss=COSFACE.with_settings(scale=64.0),
             class_parallel=True,
             class_chunk_size=case.chunk,
             class_dtype=case.class_dtype,

@@ -15,7 +15,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
-from fedfr_jax.tasks.faces.loss import backbone_of, build_rule
+from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.public_classes import (
     build_public_loss,
     first_variables,
@@ -43,15 +43,14 @@ def trainer_of(
     if settings.class_parallel:
         rows = padded_rows(settings, num_classes, mesh)
         table = ShardedClasses(CLASS_TABLE, range(num_classes))
-    rule = build_rule(settings.loss)
     return CentralTrainer(
         settings=settings,
         dataset=Dataset.from_arrays(images, labels),
         first_row=0,
         num_rows=count,
         batching=Batching(settings.batch_size, normalize()),
-        loss=build_public_loss(model, rule, settings, mesh),
-        init=functools.partial(first_variables, model, rows, margin=rule),
+        loss=build_public_loss(model, settings, mesh),
+        init=functools.partial(first_variables, model, rows, margin=settings.loss()),
         global_model=backbone_of,
         apply_global=lambda variables, x: model.apply(variables, x, False)[0],
         sharded_classes=table,

@@ -90,6 +90,7 @@ class Training(NamedTuple):
     distill: Any = None  # of faces, see tasks/faces/distillation.py
     # Of the head moe with masks, see tasks/faces/public_classes.py
     gate_weight: NonNegative = 1.0
+    identities_per_batch: Whole = 0  # of re-identification only, as of a `Method`
 
     @property
     def class_rates(self) -> tuple[float, ...]:

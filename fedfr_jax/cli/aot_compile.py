@@ -29,6 +29,7 @@ from fedfr_jax.config.build import sections
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.topologies import device_kind, topology
 from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.types import Experiment
 
 LIBRARY = pathlib.Path(__file__).resolve().parents[1]
@@ -188,7 +189,8 @@ def without_images(config: ConfigDict) -> Experiment:
     black = without_files(settings)
     data_placement = settings["federation"].get("data_placement", "auto")
     federation = {**black["federation"], "data_placement": data_placement}
-    return TASKS[settings["task"]]({**black, "federation": federation})
+    task = TASKS[settings["task"]]
+    return build_experiment(task, {**black, "federation": federation})
 
 
 def config_flags(argv: Sequence[str]) -> list[str]:

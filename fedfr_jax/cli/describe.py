@@ -7,7 +7,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -15,6 +15,9 @@ import fedfr_jax as ff
 from fedfr_jax.cli import flags
 from fedfr_jax.config.files import shipped
 from fedfr_jax.schema import check_choice, hint
+
+if TYPE_CHECKING:
+    from fedfr_jax.tasks.experiment import TaskSpec
 
 WIDTH = 88
 
@@ -106,8 +109,10 @@ def _families_with(name: str, families: Mapping[str, Mapping]) -> list[str]:
     )
 
 
-def signature_text(name: str, function: Callable) -> str:
+def signature_text(name: str, function: "Callable | TaskSpec") -> str:
     """Format `name(key, key=default, ...)` in lines of at most WIDTH characters."""
+    if not callable(function):
+        return name
     parameters = [
         key if parameter.default is parameter.empty else f"{key}={_text(parameter)}"
         for key, parameter in inspect.signature(function).parameters.items()
@@ -121,13 +126,17 @@ def signature_text(name: str, function: Callable) -> str:
     )
 
 
-def summary(function: Callable) -> str:
-    """First line of a docstring."""
+def summary(function: "Callable | TaskSpec") -> str:
+    """First line of a docstring, or a task's."""
+    if not callable(function):
+        return function.summary
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
-def documentation(function: Callable) -> str:
+def documentation(function: "Callable | TaskSpec") -> str:
     """Docstring of a function; for a NamedTuple its fields with their comments."""
+    if not callable(function):
+        return function.summary
     if not hasattr(function, "_fields"):
         return inspect.getdoc(function) or ""
     source = re.split(r"    @property|    def ", inspect.getsource(function))[0]
@@ -144,6 +153,7 @@ def load_families() -> dict[str, Mapping[str, Any]]:
     """Members of each family, imported here, as most of them import JAX."""
     from fedfr_jax.federated.algorithms.fedavg import SERVER_OPTIMIZERS
     from fedfr_jax.models.segmenter import ENCODERS
+    from fedfr_jax.tasks.methods import VARIANTS
     from fedfr_jax.tasks.reid.data import SCENARIOS
 
     return {
@@ -167,7 +177,7 @@ def load_families() -> dict[str, Mapping[str, Any]]:
 def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.central.settings import Training
     from fedfr_jax.federated.settings import Federation
-    from fedfr_jax.tasks import SPECS
+    from fedfr_jax.tasks import TASKS
     from fedfr_jax.tasks.classification import class_pull
     from fedfr_jax.tasks.faces.methods import FaceTerms
     from fedfr_jax.tasks.methods import Method, with_contrastive_loss
@@ -182,49 +192,11 @@ def _sections() -> Mapping[str, Callable]:
         "methods.algorithm.fedaws": class_pull,
         "methods.algorithm.moon": with_contrastive_loss,
     }
-    for task, spec in SPECS.items():
+    for task, spec in TASKS.items():
         found[f"evaluation.{task}"] = spec.sections["evaluation"]
         if task != "faces":
             found[f"methods.loss.{task}"] = spec.methods.loss.own
     return found
-
-
-UNIFORM = {"name": "fedavg", "weighting": "uniform"}
-# Methods that are settings of another: (keys besides learning_rate, description).
-VARIANTS: dict[str, tuple[dict, str]] = {
-    "fairavg": ({"algorithm": UNIFORM}, "FedAvg whose clients count alike."),
-    "fedper": (
-        {"personal": {"blocks": 1}, "init_per_client": True},
-        "The last K_P blocks stay with clients (arXiv:1912.00818).",
-    ),
-    "lg_fedavg": (
-        {"personal": {"all_but_blocks": 2}, "algorithm": UNIFORM},
-        "All but the last blocks stay with clients (arXiv:2001.01523).",
-    ),
-    "fedbn": (
-        {"personal": {"batch_norms": True}},
-        "Batch norms stay with clients (arXiv:2102.07623).",
-    ),
-    "fedbabu": (
-        {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
-        "The head keeps its initial values; fine-tuned afterwards (arXiv:2106.06042).",
-    ),
-    "fedatt": (
-        {"aggregation": "attention", "algorithm": UNIFORM},
-        "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
-    ),
-    "local": ({"personal": "."}, "Clients share nothing: everything is personal."),
-}
-
-
-def _with_server_optimizer(name: str) -> tuple[dict, str]:
-    optimizer = {"name": name, "learning_rate": 0.1}
-    settings = {"algorithm": {"name": "fedavg", "server_optimizer": optimizer}}
-    return settings, "The server steps along the mean change (arXiv:2003.00295)."
-
-
-for _name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi"):
-    VARIANTS[_name] = _with_server_optimizer(_name)
 
 
 def configs() -> None:

@@ -15,6 +15,7 @@ from fedfr_jax.plan.report import format_stage
 from fedfr_jax.plan.stages import as_numbers, plan_stage
 from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.text import printable
 from fedfr_jax.types import Experiment
 
@@ -128,7 +129,7 @@ def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
     settings = sections(config)
     table = settings["federation"].get("data_placement", "auto")
     settings = without_files(settings)
-    return TASKS[settings["task"]](settings), table
+    return build_experiment(TASKS[settings["task"]], settings), table
 
 
 def use_virtual(devices: int) -> None:

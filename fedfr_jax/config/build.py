@@ -19,8 +19,8 @@ from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.schema import check_choice, check_values, naming
-from fedfr_jax.tasks import SPECS, TASKS
-from fedfr_jax.tasks.experiment import Config, parse_config
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.experiment import Config, build_experiment, parse_config
 from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
 
@@ -109,13 +109,13 @@ def _check_section(name: str, value: Any) -> None:
 
 
 def parse(config: ml_collections.ConfigDict | Mapping) -> Config:
-    """Parse the config of one of the library's tasks; opens nothing.
+    """Parse a config; opens nothing.
 
     Raises:
       ValueError: with all mistakes, a line each.
     """
     settings = sections(config)
-    return parse_config(SPECS[settings["task"]], settings)
+    return parse_config(TASKS[settings["task"]], settings)
 
 
 def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
@@ -129,9 +129,7 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
         return str(fetch(path, is_model)) if is_url(path) else path
 
     settings = with_paths(sections(config), to_local, only=RUNS)
-    experiment = TASKS[settings["task"]](settings)
-    task = experiment.task._replace(name=settings["task"])
-    experiment = experiment._replace(task=task)
+    experiment = build_experiment(TASKS[settings["task"]], settings)
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
             _check_rounds(stage.trainer, experiment)

@@ -12,7 +12,7 @@ from fedfr_jax.federated.systems.failures import Stragglers, check_stragglers
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.settings import SystemsConfig
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.parts import Named, section
+from fedfr_jax.parts import SectionReader, raw, section
 from fedfr_jax.ranges import BatchSize, BelowOne, ByRound, Count, Positive, Share, Whole
 from fedfr_jax.schema import naming
 from fedfr_jax.types import FederatedTrainer
@@ -27,7 +27,9 @@ class Federation(NamedTuple):
     rounds: Count = 20
     cohort_size: Whole = 0  # 0: all clients
     # How a cohort is drawn: shuffle, fixed, poisson or cyclic, or {"name": ..., ...}.
-    sampling: Annotated[Sampling, Named(Sampling)] = "shuffle"  # type: ignore
+    sampling: Annotated[Sampling, SectionReader(Sampling, by_name=True)] = raw(
+        "shuffle"
+    )
     # Clients that fail, take time or are not always there, see docs/how-to/systems.md.
     systems: SystemsConfig = MappingProxyType({})  # type: ignore
     local_epochs: ByRound = (10, 8, 6, 4)

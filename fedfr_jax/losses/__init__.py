@@ -12,14 +12,14 @@ Args:
   margin: of the true class, added to its angle (radians) or subtracted from its cosine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from fedfr_jax.losses.binary import CONVERTERS
-from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.margin_losses import (
     adaface,
     arcface,
     arcface_straight_through,
+    class_hinge,
     cosface,
     curricularface,
     elasticface,
@@ -28,13 +28,13 @@ from fedfr_jax.losses.margin_losses import (
     uniface,
 )
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.parts import call
-from fedfr_jax.schema import check_choice, kinds_of, register
+from fedfr_jax.schema import register
 
 LOSSES = {
     "adaface": adaface,
     "arcface": arcface,
     "arcface_straight_through": arcface_straight_through,
+    "class_hinge": class_hinge,
     "cosface": cosface,
     "curricularface": curricularface,
     "elasticface": elasticface,
@@ -46,7 +46,6 @@ LOSSES = {
 __all__ = [
     "CONVERTERS",
     "LOSSES",
-    "build_margin",
     "masked_mean",
     "register_loss",
 ]
@@ -61,15 +60,3 @@ def register_loss(name: str, loss: Callable) -> None:
         (of N examples) and segmentation (of N pixels).
     """
     register(LOSSES, "loss", name, loss)
-
-
-def build_margin(settings: Mapping) -> Margin:
-    """Build a margin loss of LOSSES from {"name": ..., settings}."""
-    settings = dict(settings)
-    name = settings.pop("name", None)
-    check_choice("loss", name, LOSSES)
-    if not {"scale", "margin"} <= kinds_of(LOSSES[name]).keys():
-        raise ValueError(
-            f"loss must be a margin loss on cosines, got {name!r}, a loss on logits."
-        )
-    return call("loss", LOSSES[name], settings)

@@ -58,6 +58,7 @@ class Margin(NamedTuple):
     params: Callable[[int], PyTree] = lambda num_classes: {}  # M -> learned parameters
     # (logits [B, M], labels [B], class_mask [M] or None, params) -> [B]
     loss: Callable[..., jax.Array] = softmax
+    fixes_classes: bool = False  # class vectors have no gradient
 
     @property
     def is_plain(self) -> bool:

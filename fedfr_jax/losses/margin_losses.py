@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from fedfr_jax.losses.binary import binary_cross_entropy, spread_out
 from fedfr_jax.losses.contract import Margin
-from fedfr_jax.losses.margin import add_angle
+from fedfr_jax.losses.margin import add_angle, label_entry
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import MAX, NonNegative, OpenShare, Positive, PositiveShare, Share
 from fedfr_jax.schema import checked
@@ -66,6 +66,25 @@ def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
         return inputs.cosine - margin
 
     return Margin(scale, target)
+
+
+@checked
+def class_hinge(*, margin: NonNegative = 0.4) -> Margin:
+    """FedFace's pull to class vectors that stay, max(0, 1 - margin - cosine)^2.
+
+    Aggarwal, Zhou, Jain 2021, https://arxiv.org/abs/2104.03008. Other classes count for
+    nothing.
+    """
+
+    def target(inputs, state):
+        del state
+        return inputs.cosine
+
+    def pull(logits, labels, class_mask, params):
+        del class_mask, params
+        return jnp.square(jax.nn.relu(1 - margin - label_entry(logits, labels)))
+
+    return Margin(1.0, target, loss=pull, fixes_classes=True)
 
 
 @checked

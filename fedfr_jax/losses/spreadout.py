@@ -11,26 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.losses.margin import cosine, normalize
+from fedfr_jax.losses.margin import cosine
 from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Whole
-
-
-def class_hinge(
-    features: jax.Array, class_weights: jax.Array, *, target: float = 0.9
-) -> jax.Array:
-    """FedFace's local loss, max(0, target - cosine)^2 with the example's class.
-
-    Args:
-      features: [B, D].
-      class_weights: [B, D], the row of each example's class; FedFace holds them fixed.
-      target: cosine from which the loss is zero.
-
-    Returns:
-      [B], non-negative.
-    """
-    chex.assert_equal_shape([features, class_weights])
-    similarity = jnp.sum(normalize(features) * normalize(class_weights), axis=-1)
-    return jnp.square(jax.nn.relu(target - similarity))
 
 
 def _valid_pairs(num_classes, class_mask):

@@ -64,7 +64,7 @@ def _record(workdir, stage, evaluator, evaluation: Evaluation) -> dict[str, Any]
         "curves": {k: _curve(x) for k, x in evaluation.curves.items()},
         "images": {
             name: f"{PICTURES}/{file_name(f'{prefix}_{name}')}.png"
-            for name in (*evaluation.images, *evaluation.image_grids)
+            for name in evaluation.image_grids
         },
     }
     if samples:

@@ -1,6 +1,4 @@
-"""Tasks: each builds an experiment from the sections of a config."""
-
-from collections.abc import Callable
+"""Tasks: what each knows, of which `build_experiment` makes a config's experiment."""
 
 from fedfr_jax.schema import register
 from fedfr_jax.tasks import classification, segmentation
@@ -8,21 +6,18 @@ from fedfr_jax.tasks.experiment import TaskSpec
 from fedfr_jax.tasks.faces import stages as face_stages
 from fedfr_jax.tasks.reid import stages as reid_stages
 
-TASKS = {
-    "faces": face_stages.faces,
-    "classification": classification.classification,
-    "reid": reid_stages.reid,
-    "segmentation": segmentation.segmentation,
+TASKS: dict[str, TaskSpec] = {
+    "faces": face_stages.SPEC,
+    "classification": classification.SPEC,
+    "reid": reid_stages.SPEC,
+    "segmentation": segmentation.SPEC,
 }
-OWN = (face_stages, classification, reid_stages, segmentation)
-# Of the library's own tasks
-SPECS: dict[str, TaskSpec] = {task.SPEC.name: task.SPEC for task in OWN}
 
 
-def register_task(name: str, factory: Callable) -> None:
-    """Register `factory(settings) -> Experiment` in TASKS.
+def register_task(name: str, task: TaskSpec) -> None:
+    """Register a task in TASKS.
 
     Raises:
-      ValueError: when the name belongs to another factory.
+      ValueError: when the name belongs to another task.
     """
-    register(TASKS, "task", name, factory)
+    register(TASKS, "task", name, task)

@@ -7,7 +7,7 @@ plots it (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its devi
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -30,8 +30,9 @@ from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
+from fedfr_jax.losses.margin import normalize
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.losses.spreadout import class_hinge, spreadout_sum
+from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.parts import INLINE, Part, section
 from fedfr_jax.ranges import BatchSize, BelowOne, Cosine, Count, Pattern, Share, Whole
 from fedfr_jax.schema import checked, naming
@@ -50,16 +51,17 @@ from fedfr_jax.tasks.evaluators import (
     build_finetuning,
     check_one_process,
     client_model,
+    over_clients,
     with_target,
 )
-from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
+from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec
 from fedfr_jax.tasks.methods import (
+    LOCAL,
+    OFFERS,
     AlgorithmReader,
-    LocalReader,
     LossReader,
     Method,
     MethodReader,
-    features_of,
 )
 from fedfr_jax.tasks.model import (
     ClassifierConfig,
@@ -72,14 +74,12 @@ from fedfr_jax.tasks.trainers import (
     build_local,
     network_facts,
     plain_method,
-    plain_stage,
 )
 from fedfr_jax.types import (
     Batch,
     Dataset,
     Evaluation,
     Evaluator,
-    Experiment,
     Model,
     Preprocessing,
     PyTree,
@@ -149,13 +149,15 @@ def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
     Raises:
       ValueError: when the network has no features.
     """
-    apply_with_features = features_of(model, "fedaws")
+    apply_with_features = model.features
 
     def loss_fn(variables, batch, key):
         inputs = batch.model_inputs
         logits, seen, stats = apply_with_features(variables, inputs, True, key=key)
         rows = variables["params"][model.blocks[-1]]["kernel"].T
-        values = class_hinge(seen, rows[batch.labels], target=target_cosine)
+        own = normalize(rows[batch.labels])
+        cosine = jnp.sum(normalize(seen) * own, axis=-1)
+        values = jnp.square(jax.nn.relu(target_cosine - cosine))
         accuracy = with_metrics(logits, batch)[1]
         value = masked_mean(values, batch.is_valid)
         return value, (stats, {"accuracy": accuracy})
@@ -215,8 +217,12 @@ class Accuracy:
                 else np.zeros(0)
                 for client, (low, high) in enumerate(bounds)
             ]
-        per_client = np.array([x.mean() if len(x) else np.nan for x in parts])
-        return Evaluation(accuracy_summary(per_client), {"accuracy": per_client})
+        accuracies = [x.mean() if len(x) else np.nan for x in parts]
+        return over_clients(
+            {"accuracy": np.array(accuracies)},
+            "accuracy",
+            ("std", "min", "max", "worst_decile"),
+        )
 
     def _all(self):
         return np.arange(len(self._labels))
@@ -227,29 +233,11 @@ class Accuracy:
         return meshes.fetch(predicted)[: len(rows), 0, 0] == self._labels[rows]
 
 
-def accuracy_summary(values: np.ndarray) -> dict[str, float]:
-    """Mean, deviation, extremes and worst decile of values [N], without nan.
-
-    Nothing, where none is left: no client has a test image.
-    """
-    accuracies = np.sort(values[~np.isnan(values)])
-    if not len(accuracies):
-        return {}
-    tenth = accuracies[: max(len(accuracies) // 10, 1)]
-    return {
-        "accuracy": float(accuracies.mean()),
-        "accuracy_std": float(accuracies.std()),
-        "accuracy_min": float(accuracies[0]),
-        "accuracy_max": float(accuracies[-1]),
-        "accuracy_worst_decile": float(tenth.mean()),
-    }
-
-
 @section
 class FinetuneConfig(NamedTuple):
     """Keys of config.evaluation.finetune."""
 
-    local: Annotated[Method, LocalReader(), INLINE]
+    local: Annotated[Method, LOCAL, INLINE]
     epochs: Count = 1
     trainable: Pattern = ""
 
@@ -368,20 +356,6 @@ class PartitionConfig(NamedTuple):
     unseen_clients: Whole = 0  # that no round sees; they are evaluated apart
 
 
-def classification(settings: Mapping) -> Experiment:
-    """Classification: any algorithm, all methods from the same initial model.
-
-    Images are read, nothing is trained. Beside the keys of its partition,
-    config.partition may have `unseen_clients`, how many no round sees: they are
-    evaluated apart, and after `evaluation.finetune`. What else a config may say: `fedfr
-    describe sections`.
-
-    Raises:
-      ValueError: for anything wrong in the config or the data.
-    """
-    return build_experiment(SPEC, settings)
-
-
 def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     source = open_data(config.data)
@@ -466,6 +440,7 @@ def classifier(
 
 SPEC = TaskSpec(
     name="classification",
+    summary="Classification: any algorithm, all methods from the same initial model.",
     sections={
         "partition": PartitionConfig,
         "model": ClassifierConfig,
@@ -475,13 +450,14 @@ SPEC = TaskSpec(
     methods=MethodReader(
         loss=LossReader(cross_entropy, mean_loss),
         algorithm=AlgorithmReader(
-            "classification", losses={"class_pull_loss": class_pull}
+            "classification",
+            losses={"class_pull_loss": class_pull},
+            offered=(*OFFERS, "classes", "num_classes", "spreadout"),
         ),
     ),
     open=open_task,
     network=build_facts,
     method=plain_method,
     load=load,
-    stage=plain_stage,
     evaluators=build_evaluators,
 )

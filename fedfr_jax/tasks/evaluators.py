@@ -13,7 +13,7 @@ other round.
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -50,7 +50,6 @@ from fedfr_jax.parts import section
 from fedfr_jax.ranges import MAX
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.experiment import Opened
-from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import (
     Algorithm,
     ClientOutput,
@@ -200,7 +199,7 @@ def build_feature_fn(
             f"label, got {is_known.sum()} of {len(labels)}."
         )
 
-    apply_with_features = features_of(model, SECTION)
+    apply_with_features = model.features
 
     def outputs(variables, images):
         logits, features, _ = apply_with_features(variables, images, False)
@@ -287,6 +286,30 @@ def client_model(networks: TrainedModels, client: int) -> tuple[Callable, PyTree
     if networks.client_variables is None:
         return networks.apply, networks.variables
     return networks.client_apply, networks.client_variables(client)
+
+
+def worst_decile(values: np.ndarray) -> np.floating:
+    """Mean of the worst tenth of values [n], at least of one."""
+    return np.sort(values)[: max(len(values) // 10, 1)].mean()
+
+
+STATISTICS = {"std": np.std, "min": np.min, "max": np.max, "worst_decile": worst_decile}
+
+
+def over_clients(
+    per_client: Mapping[str, np.ndarray], metric: str, statistics: Sequence[str]
+) -> Evaluation:
+    """Means of metrics [N] over clients without nan, and statistics of one of them.
+
+    Nothing, where none is left: no client has a test image.
+    """
+    known = {name: values[~np.isnan(values)] for name, values in per_client.items()}
+    metrics = {}
+    if len(known[metric]):
+        metrics = {name: float(values.mean()) for name, values in known.items()}
+        for name in statistics:
+            metrics[f"{metric}_{name}"] = float(STATISTICS[name](known[metric]))
+    return Evaluation(metrics, per_client)
 
 
 def check_one_process() -> None:

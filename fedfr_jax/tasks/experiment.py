@@ -18,7 +18,7 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.methods import CentralMethod, Method, MethodReader, with_numbers
+from fedfr_jax.tasks.methods import Method, MethodReader, with_numbers
 from fedfr_jax.types import (
     CentralTrainer,
     DataUsage,
@@ -42,7 +42,18 @@ class Config(NamedTuple):
     pretrain: Any
     federation: Federation
     evaluation: Any
-    methods: Mapping[str, Method | CentralMethod]
+    methods: Mapping[str, Method | Training]
+
+    @property
+    def trainings(self) -> dict[str, Training]:
+        """The central trainings, by their places in the config."""
+        pretrain, methods = self.pretrain, self.methods.items()
+        first = {"pretrain": pretrain} if isinstance(pretrain, Training) else {}
+        return first | {
+            f"methods.{name}": method
+            for name, method in methods
+            if isinstance(method, Training)
+        }
 
     @property
     def augments(self) -> dict[str, tuple]:
@@ -50,20 +61,8 @@ class Config(NamedTuple):
         lists: dict[str, tuple] = {}
         if any(isinstance(method, Method) for method in self.methods.values()):
             lists["federation.augment"] = self.federation.augment
-        if isinstance(self.pretrain, Training) and self.pretrain.epochs:
-            lists["pretrain.augment"] = self.pretrain.augment
-        central = self.central.items()
-        return lists | {f"{at}.augment": x.training.augment for at, x in central}
-
-    @property
-    def central(self) -> dict[str, CentralMethod]:
-        """The central methods, by their places in the config."""
-        methods = self.methods.items()
-        return {
-            f"methods.{name}": method
-            for name, method in methods
-            if isinstance(method, CentralMethod)
-        }
+        trainings = self.trainings.items()
+        return lists | {f"{at}.augment": x.augment for at, x in trainings if x.epochs}
 
 
 class Opened(NamedTuple):
@@ -88,10 +87,19 @@ class Opened(NamedTuple):
         return [part.rows for part in self.used.parts.values()]
 
 
+def plain_stage(opened: Opened, name: str, trainer: Trainer, network, images) -> Stage:
+    """Stage of a trainer; a central one gets all training images."""
+    del opened, name, network
+    if isinstance(trainer, CentralTrainer):
+        trainer = trainer._replace(dataset=images.train)
+    return Stage(trainer)
+
+
 class TaskSpec(NamedTuple):
     """What only a task knows."""
 
     name: str
+    summary: str  # one line, of `fedfr describe tasks`
     sections: Mapping[str, Any]  # kinds of partition, model, pretrain, evaluation
     methods: MethodReader
     open: Callable[[Config, Mesh], Opened]
@@ -102,10 +110,10 @@ class TaskSpec(NamedTuple):
     # (opened, network, bytes of streamed images or None) -> images, whose `train` are
     # the clients'
     load: Callable[..., Any]
-    # (opened, name, trainer, network, images) -> stage
-    stage: Callable[..., Stage]
     # (opened, network, images, preprocessing) -> ({name: Evaluator}, ignored files)
     evaluators: Callable[..., tuple[dict, str]]
+    # (opened, name, trainer, network, images) -> stage
+    stage: Callable[..., Stage] = plain_stage
     check: Callable[[Config], None] = lambda config: None
     # (opened, network, images) -> {name: stage} before those of methods
     first_stages: Callable[..., dict[str, Stage]] = lambda *arguments: {}
@@ -162,7 +170,7 @@ def build_experiment(task: TaskSpec, settings: Mapping[str, Any]) -> Experiment:
     check_federation(federation, opened.population.num_clients)
     source, network = opened.source, task.network(opened, config.model.network)
 
-    def build(name: str, method: Method | CentralMethod):
+    def build(name: str, method: Method | Training):
         return task.method(method, network, opened, f"config.methods.{name}")
 
     trainers = {name: build(name, method) for name, method in config.methods.items()}

@@ -39,12 +39,12 @@ from fedfr_jax.parts import (
     Factory,
     Member,
     Part,
+    SectionReader,
     Several,
     collecting,
     key_error,
     named,
     raw,
-    read,
     read_name,
     read_section,
     section,
@@ -90,7 +90,7 @@ def with_contrastive_loss(
     Raises:
       ValueError: when the network has no features.
     """
-    apply_with_features = features_of(model, "moon")
+    apply_with_features = model.features
     loss_of(model)  # raises for wrong settings before training
 
     def loss_fn(variables, batch, key, *, received, previous):
@@ -115,57 +115,70 @@ def with_contrastive_loss(
     return loss_fn
 
 
-def features_of(model: Model, user: str) -> Callable:
-    """`Model.apply_with_features`; raises ValueError for a model without."""
-    if model.apply_with_features is None:
-        raise ValueError(
-            f"config.model.name must be a model with features for {user}, got one "
-            "without."
-        )
-    return model.apply_with_features
-
-
 def _embed_images(features: jax.Array) -> jax.Array:
     """Features [B, D] of [B, ..., D]: the mean over pixels, if any."""
     return features.reshape(len(features), -1, features.shape[-1]).mean(axis=1)
 
 
-# Methods that are settings of another one, which `fedfr describe variants` prints.
-VARIANTS = (
-    *("fairavg", "fedadagrad", "fedadam", "fedatt", "fedavgm", "fedbabu", "fedbn"),
-    *("fedper", "fedyogi", "lg_fedavg", "local"),
-)
+def with_server_optimizer(name: str) -> tuple[dict, str]:
+    """FedAvg whose server takes the steps of an optimizer."""
+    optimizer = {"name": name, "learning_rate": 0.1}
+    settings = {"algorithm": {"name": "fedavg", "server_optimizer": optimizer}}
+    return settings, "The server steps along the mean change (arXiv:2003.00295)."
 
 
-class Need(NamedTuple):
-    """A need: an argument of a factory, or an entry of `Algorithm.needs`."""
+SERVER_STEPS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+UNIFORM = {"name": "fedavg", "weighting": "uniform"}
+# Methods that are settings of another: (keys besides learning_rate, description), as of
+# `fedfr describe variants`.
+VARIANTS: dict[str, tuple[dict, str]] = {
+    "fairavg": ({"algorithm": UNIFORM}, "FedAvg whose clients count alike."),
+    "fedper": (
+        {"personal": {"blocks": 1}, "init_per_client": True},
+        "The last K_P blocks stay with clients (arXiv:1912.00818).",
+    ),
+    "lg_fedavg": (
+        {"personal": {"all_but_blocks": 2}, "algorithm": UNIFORM},
+        "All but the last blocks stay with clients (arXiv:2001.01523).",
+    ),
+    "fedbn": (
+        {"personal": {"batch_norms": True}},
+        "Batch norms stay with clients (arXiv:2102.07623).",
+    ),
+    "fedbabu": (
+        {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
+        "The head keeps its initial values; fine-tuned afterwards (arXiv:2106.06042).",
+    ),
+    "fedatt": (
+        {"aggregation": "attention", "algorithm": UNIFORM},
+        "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
+    ),
+    "local": ({"personal": "."}, "Clients share nothing: everything is personal."),
+    **{name: with_server_optimizer(name) for name in SERVER_STEPS},
+}
 
-    words: str
-    tasks: tuple[str, ...] = ()  # that may offer it; (): all
-    offer: str = ""  # what makes such a task offer it
 
-
-CLASS_VECTORS = Need("a parameter with a vector for every class", ("classification",))
-PLAIN = ("classification", "segmentation")
+# Words for what a task may offer: arguments of factories, and `Algorithm.needs`.
+CLASS_VECTORS = "a parameter with a vector for every class, as of classification"
 NEEDS = {
     "classes": CLASS_VECTORS,
     "class_pull_loss": CLASS_VECTORS,
-    "contrastive_loss": Need("a loss that compares networks' features"),
-    "equal_features": Need(
-        "features that are the same in training and evaluation, unlike a bnneck's",
-        (*PLAIN, "reid"),
-    ),
-    "features": Need(
-        "a network that gives features",
-        (*PLAIN, "faces", "reid"),
-        "Choose another config.model.name",
-    ),
-    "identities": Need("public identities next to those of clients", ("faces",)),
-    "num_classes": Need("one set of classes for all clients", PLAIN),
-    "server_classifier": Need("a classifier on the server", (*PLAIN, "reid")),
-    "shared": Need("public data", ("reid",), "Set config.partition.public"),
+    "contrastive_loss": "a loss that compares networks' features",
+    "equal_features": "features that are the same in training and evaluation, unlike a "
+    "bnneck's",
+    "features": "a network that gives features",
+    "identities": "public identities next to those of clients, as of faces",
+    "num_classes": "one set of classes for all clients",
+    "server_classifier": "a classifier on the server",
+    "shared": "public data, as of re-identification",
     "spreadout": CLASS_VECTORS,
 }
+# What makes a task offer it, where it may
+ADVICE = {
+    "features": "Choose another config.model.name",
+    "shared": "Set config.partition.public",
+}
+OFFERS = ("equal_features", "features", "server_classifier")  # of `network_facts`
 # Arguments of algorithms that a task offers, which are no settings unless they have a
 # default.
 FACTS = {*NEEDS, "begin", "model", "momentum", "num_clients", "prepare"}
@@ -174,37 +187,9 @@ DUMMIES = {"classes": ".", "model": None, "num_classes": 2, "num_clients": 2}
 DUMMIES |= {"shared": None, "spreadout": abs}
 
 
-def check_needs(
-    algorithm: str, needs: Collection[str], offers: Collection[str], task: str
-) -> None:
-    """Raise ValueError for the first need that is not among the task's `offers`."""
-    lacking = next((name for name in needs if name not in offers), None)
-    if lacking is None:
-        return
-    need = NEEDS.get(lacking, Need(lacking))
-    advice = f". {need.offer}"
-    if not need.offer or task not in need.tasks:
-        others = " and ".join(other for other in need.tasks if other != task)
-        known = f" (offered by {others})" if others else ""
-        advice = f", which the task {task} does not offer{known}"
-    raise ValueError(f"algorithm {algorithm} needs {need.words}{advice}.")
-
-
 def is_required(parameter: inspect.Parameter) -> bool:
     """Whether an argument has no default."""
     return parameter.default is parameter.empty
-
-
-def facts_of(factory: Callable) -> dict[str, inspect.Parameter]:
-    """Arguments of an algorithm's factory that are facts.
-
-    One with a default of its own is a setting, whatever its name.
-    """
-    return {
-        name: parameter
-        for name, parameter in keywords(factory).items()
-        if name in FACTS and (is_required(parameter) or parameter.default is None)
-    }
 
 
 def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:
@@ -212,11 +197,41 @@ def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:
     return make(LocalTraining(loss=lambda *arguments: 0.0, learning_rate=1.0)).needs
 
 
+class Offers(NamedTuple):
+    """What a task may offer to algorithms."""
+
+    task: str
+    names: Collection[str]
+
+    def check(self, algorithm: str, needs: Collection[str], offered: Collection[str]):
+        """Raise ValueError for the first need that is not `offered`."""
+        lacking = next((name for name in needs if name not in offered), None)
+        if lacking is None:
+            return
+        advice = f", which the task {self.task} does not offer"
+        if lacking in ADVICE and lacking in self.names:
+            advice = f". {ADVICE[lacking]}"
+        words = NEEDS.get(lacking, lacking)
+        raise ValueError(f"algorithm {algorithm} needs {words}{advice}.")
+
+    def facts_of(self, factory: Callable) -> dict[str, inspect.Parameter]:
+        """Arguments of an algorithm's factory that are facts.
+
+        One with a default of its own is a setting, whatever its name.
+        """
+        facts = {*FACTS, *self.names}
+        return {
+            name: parameter
+            for name, parameter in keywords(factory).items()
+            if name in facts and (is_required(parameter) or parameter.default is None)
+        }
+
+
 class AlgorithmPart(NamedTuple):
     """An algorithm with the losses and the terms that it may need."""
 
     part: Part  # waits for the local training and for facts
-    task: str
+    offers: Offers
     losses: Mapping[str, Part]  # {need: model -> loss, in place of the method's}
     terms: Mapping[str, Part]  # {need: (loss of a model, model) -> loss with a term}
     task_keys: Any = None  # those that the task itself reads
@@ -231,16 +246,16 @@ class AlgorithmPart(NamedTuple):
           loss_of: model -> loss of the method.
           facts: what the task offers to factories that ask for it by an argument.
         """
-        wanted, name = facts_of(self.part.factory), self.part.name
+        wanted, name = self.offers.facts_of(self.part.factory), self.part.name
         needed = sorted(k for k, parameter in wanted.items() if is_required(parameter))
-        check_needs(name, needed, facts, self.task)
+        self.offers.check(name, needed, facts)
         given = select(facts, wanted)
 
         def make(local: LocalTraining) -> Algorithm:
             return self.part(local, **given)
 
         needs = needs_of(make)
-        check_needs(name, needs, {*facts, *self.losses, *self.terms}, self.task)
+        self.offers.check(name, needs, {*facts, *self.losses, *self.terms})
         for loss in select(self.losses, needs).values():
             loss_of = loss
         for term in select(self.terms, needs).values():
@@ -261,6 +276,13 @@ class AlgorithmReader(NamedTuple):
     )
     # factory of an algorithm -> section of the keys that the task itself reads
     task_keys: Callable[[Callable], type | None] = lambda factory: None
+    # Names of what its `Facts.offers` may have
+    offered: Collection[str] = OFFERS
+
+    @property
+    def offers(self) -> Offers:
+        """What the task may offer: values, losses and terms."""
+        return Offers(self.task, {*self.offered, *self.losses, *self.terms})
 
     def known_keys(self, value: Any) -> set[str]:
         """Keys that may stand below `algorithm`, if it has this value."""
@@ -269,7 +291,7 @@ class AlgorithmReader(NamedTuple):
         if not isinstance(name, str) or name not in ALGORITHMS:
             return set()
         factory = ALGORITHMS[name]
-        keys = keywords(factory).keys() - facts_of(factory)
+        keys = keywords(factory).keys() - self.offers.facts_of(factory)
         for loss in (*self.losses.values(), *self.terms.values()):
             keys |= keywords(loss).keys()
         return keys | {*self._task_fields(factory)}
@@ -294,7 +316,7 @@ class AlgorithmReader(NamedTuple):
         return None if name is None else self._read(name, settings, where, mistakes)
 
     def _read(self, name, settings, where, mistakes) -> AlgorithmPart:
-        factory, facts = ALGORITHMS[name], facts_of(ALGORITHMS[name])
+        factory, facts = ALGORITHMS[name], self.offers.facts_of(ALGORITHMS[name])
         own_keys = self._task_fields(factory)
         for key in sorted(facts.keys() & settings.keys() - {*own_keys}):
             method = where.removesuffix(".algorithm")
@@ -321,23 +343,20 @@ class AlgorithmReader(NamedTuple):
         for key in settings.keys() - known:
             mistakes.append(key_error(where, key, known))
         has_own_loss = needs is not None and bool(losses)
-        return AlgorithmPart(part, self.task, losses, terms, task_keys, has_own_loss)
+        return AlgorithmPart(part, self.offers, losses, terms, task_keys, has_own_loss)
 
     def _needs(
         self, part: Part, where: str, mistakes: list[str]
     ) -> tuple[str, ...] | None:
         """Needs of an algorithm; None where they depend on the data."""
-        needs, facts = None, facts_of(part.factory)
+        needs, facts = None, self.offers.facts_of(part.factory)
         given = {**select(DUMMIES, facts), **part.settings}
         with contextlib.suppress(Exception):  # whatever a factory makes of dummies
             needs = needs_of(lambda local: part.factory(local, **given))
         with collecting(where.removesuffix(".algorithm"), mistakes):
             asked = (k for k, parameter in facts.items() if is_required(parameter))
             wanted = [*sorted(NEEDS.keys() & asked), *(needs or ())]
-            offers = [
-                k for k, x in NEEDS.items() if self.task in (x.tasks or (self.task,))
-            ]
-            check_needs(part.name, wanted, offers, self.task)
+            self.offers.check(part.name, wanted, self.offers.names)
         return needs
 
 
@@ -407,31 +426,22 @@ class OnlyLossReader(NamedTuple):
 EMPTY: Mapping = MappingProxyType({})
 
 
-def check_one(leaves: "Blocks | Leaves") -> None:
-    """Raise ValueError unless exactly one field is set."""
-    values = {key: x for key, x in leaves._asdict().items() if x is not None}
-    if len(values) != 1:
-        keys = leaves._fields
-        raise ValueError(f"leaves must have exactly one key of {keys}, got {values}.")
-
-
-@section
-class Blocks(NamedTuple):
-    """Leaves of the first or last blocks of a network; one key is set."""
-
-    blocks: Whole | None = None  # the top K, of which 1 is the head
-    all_but_blocks: Count | None = None  # the others
-    check = check_one
-
-
 @section
 class Leaves(NamedTuple):
     """Leaves of a network; one key is set."""
 
-    blocks: Whole | None = None  # as of `Blocks`
-    all_but_blocks: Count | None = None
+    blocks: Whole | None = None  # of the top K blocks, of which 1 is the head
+    all_but_blocks: Count | None = None  # of the others
     batch_norms: bool | None = None  # all of every batch norm
-    check = check_one
+
+    def check(self) -> None:
+        """Raise ValueError unless exactly one field is set."""
+        values = {key: x for key, x in self._asdict().items() if x is not None}
+        if len(values) != 1:
+            keys = self._fields
+            raise ValueError(
+                f"leaves must have exactly one key of {keys}, got {values}."
+            )
 
 
 class OptimizerReader:
@@ -541,7 +551,8 @@ class Method(NamedTuple):
     personal: Pattern | Leaves | None = ""
     # Give a new client random personal leaves instead of the initial model's.
     init_per_client: bool = False
-    frozen: Pattern | Blocks = ""  # as personal, of params that do not move
+    # As personal but for batch norms, of params that do not move
+    frozen: Pattern | Leaves = ""
     # Epochs of the personal leaves alone at the start of a round, in addition to the
     # round's; with the algorithm fedavg.
     personal_epochs: Whole = 0
@@ -579,45 +590,32 @@ class Method(NamedTuple):
                 )
         if self.init_per_client and self.personal == "":
             raise ValueError("init_per_client needs personal leaves. Set `personal`.")
-        if not self.personal_epochs:
-            return
-        name = self.algorithm.part.name
-        if name != "fedavg":
+        if self.personal_epochs and (name := self.algorithm.part.name) != "fedavg":
             raise ValueError(
                 f"personal_epochs needs the algorithm fedavg, got {name!r}."
             )
-        if isinstance(self.personal, Leaves) and self.personal.batch_norms:
-            raise ValueError(
-                "personal must select blocks or leaves by pattern with "
-                "personal_epochs, got batch_norms. Set e.g. personal={'blocks': 1}."
-            )
+        by_blocks: dict[str, Any] = {"frozen": self.frozen}
+        if self.personal_epochs:
+            by_blocks["personal"] = self.personal
+        for key, leaves in by_blocks.items():
+            if isinstance(leaves, Leaves) and leaves.batch_norms is not None:
+                more = " with personal_epochs" if key == "personal" else ""
+                raise ValueError(
+                    f"{key} must select blocks or leaves by pattern{more}, got "
+                    f"batch_norms. Set e.g. {key}={{'blocks': 1}}."
+                )
 
 
 LOCAL_KEYS = Method._fields[:9]  # up to learning_rate_multipliers
-
-
-class LocalReader:
-    """Reader of a section that has the keys LOCAL_KEYS of a method."""
-
-    def read(self, value: Mapping, where: str, mistakes: list[str]) -> Method | None:
-        """Read a method that is nothing but local training."""
-        others = dict.fromkeys(set(Method._fields) - {*LOCAL_KEYS})
-        return read_section(Method, value, where, mistakes, others)
-
-
-class CentralMethod(NamedTuple):
-    """A central method: one network on the training images of all clients."""
-
-    training: Training  # whose `loss` is that of the task, as of `Method`
-    identities_per_batch: int = 0
-
-
-# Keys of `Training` that are of faces only.
-FACE_ONLY_KEYS = (
+# Reader of a method that is nothing but local training
+LOCAL = SectionReader(Method, dict.fromkeys({*Method._fields} - {*LOCAL_KEYS}))
+# Fields of `Method` and of `Training` that are keys of some tasks only
+FACE_KEYS = (
     *("class_chunk_size", "class_dtype", "class_parallel", "class_sample_rate"),
     *("distill", "gate_weight", "init", "interclass_filtering_threshold"),
     "sync_batch_norm",
 )
+REID_KEYS = ("identities_per_batch",)
 
 
 class MethodReader(NamedTuple):
@@ -625,15 +623,21 @@ class MethodReader(NamedTuple):
 
     loss: Any  # reader of the key `loss`: model -> loss of `LocalTraining`
     algorithm: AlgorithmReader
-    # Kinds of further keys, which the task knows
-    kinds: Mapping[str, Any] = EMPTY
-    central_kinds: Mapping[str, Any] = MappingProxyType(dict.fromkeys(FACE_ONLY_KEYS))
+    keys: Collection[str] = ()  # of FACE_KEYS and REID_KEYS, those of the task
+    task_kinds: Mapping[str, Any] = EMPTY  # of fields whose kinds only the task knows
     # Settings of a method -> those that it has unless they are set
     defaults: Callable[[Mapping], Mapping] = lambda options: {}
     check: Callable[[Method], None] = lambda method: None
 
+    @property
+    def central(self) -> SectionReader:
+        """Reader of a central training."""
+        others = {*FACE_KEYS, *REID_KEYS} - {*self.keys}
+        own = {"loss": self.loss, **self.task_kinds}
+        return SectionReader(Training, {**dict.fromkeys(others), **own})
+
     def read(self, value: Any, where: str, mistakes: list[str]) -> Any:
-        """Read a `Method`, or a `CentralMethod` where `kind` says so."""
+        """Read a `Method`, or a `Training` where `kind` says central."""
         if not isinstance(value, Mapping):
             mistakes.append(f"{where} must be a mapping, got {value!r}.")
             return None
@@ -642,23 +646,15 @@ class MethodReader(NamedTuple):
         if error := choice_error(f"{where}.kind", kind, ("federated", "central")):
             mistakes.append(error)
         elif kind == "central":
-            return self._read_central(options, where, mistakes)
+            return self.central.read(options, where, mistakes)
         else:
             return self._read_federated(options, where, mistakes)
 
-    def _read_central(self, options: dict, where: str, mistakes: list[str]):
-        key, identities = "identities_per_batch", 0
-        if key in self.kinds and key in options:
-            kind, value = self.kinds[key], options.pop(key)
-            identities = read(kind, value, f"{where}.{key}", mistakes)
-        kinds = {"loss": self.loss, **self.central_kinds}
-        training = read_section(Training, options, where, mistakes, kinds)
-        return CentralMethod(training, identities)
-
-    def _read_federated(self, options: dict, where: str, mistakes: list[str]):
+    def _read_federated(
+        self, options: dict, where: str, mistakes: list[str]
+    ) -> Method | None:
         own: list[str] = []
-        kinds = {"distill": None, "identities_per_batch": None, **self.kinds}
-        kinds |= {"algorithm": self.algorithm, "loss": self.loss}
+        kinds = {**self.central.kinds, "algorithm": self.algorithm}
         options = {**self.defaults(options), **options}
         below = self.algorithm.known_keys(options.get("algorithm", ""))
         for key in [key for key in options if key not in Method._fields]:

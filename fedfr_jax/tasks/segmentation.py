@@ -6,7 +6,7 @@ that neither the truth nor the prediction of those images has are left out of a 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -43,22 +43,26 @@ from fedfr_jax.tasks.data import (
     open_data,
     split_classes,
 )
-from fedfr_jax.tasks.evaluators import RepresentationConfig, client_model, with_target
-from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
+from fedfr_jax.tasks.evaluators import (
+    RepresentationConfig,
+    client_model,
+    over_clients,
+    with_target,
+)
+from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec
 from fedfr_jax.tasks.methods import (
+    OFFERS,
     AlgorithmReader,
     LossReader,
     MethodReader,
-    features_of,
 )
 from fedfr_jax.tasks.model import NetworkReader, StartConfig, build_network, initialized
-from fedfr_jax.tasks.trainers import Facts, network_facts, plain_method, plain_stage
+from fedfr_jax.tasks.trainers import Facts, network_facts, plain_method
 from fedfr_jax.types import (
     IGNORE_INDEX,
     Dataset,
     Evaluation,
     Evaluator,
-    Experiment,
     ImageGrid,
     InputShape,
     Masks,
@@ -203,7 +207,7 @@ class SegmentationEvaluator:
             "mIoU": np.array([x.mean_iou for x in scores]),
             "pixel_accuracy": np.array([x.pixel_accuracy for x in scores]),
         }
-        return Evaluation(segmentation_summary(per_client), per_client)
+        return over_clients(per_client, "mIoU", ("std", "min"))
 
     def by_class(self, networks: TrainedModels) -> Evaluation:
         """IoU of each class that occurs, over all test images.
@@ -239,21 +243,6 @@ class SegmentationEvaluator:
         """Confusion matrix of table rows [n], computed in batches."""
         rows = rows.astype(np.int32)
         return self._counter(apply)(variables, self._images.table, rows)
-
-
-def segmentation_summary(per_client: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean of each metric [N], and standard deviation and minimum of mIoU; without
-    nan.
-    """
-    known = {name: values[~np.isnan(values)] for name, values in per_client.items()}
-    if not len(known["mIoU"]):
-        return {}
-    means = {name: float(values.mean()) for name, values in known.items()}
-    return {
-        **means,
-        "mIoU_std": float(known["mIoU"].std()),
-        "mIoU_min": float(known["mIoU"].min()),
-    }
 
 
 NO_CLASS = (0, 0, 0)  # color of void
@@ -306,7 +295,7 @@ def build_feature_fn(model: Model, feed: Batching) -> Callable:
     each.
     """
 
-    apply_with_features = features_of(model, "pictures")
+    apply_with_features = model.features
 
     def look(variables, inputs):
         x = feed.with_deterministic(jnp.int32(0), inputs)["image"]
@@ -379,18 +368,6 @@ class Images(NamedTuple):
 
     train: Dataset | Stream
     test: Dataset | Stream
-
-
-def segmentation(settings: Mapping) -> Experiment:
-    """Segmentation: any algorithm, all methods from the same initial model.
-
-    Images and masks are read, nothing is trained. What a config may say: `fedfr
-    describe sections`.
-
-    Raises:
-      ValueError: for anything wrong in the config or the data.
-    """
-    return build_experiment(SPEC, settings)
 
 
 def open_task(config: Config, mesh: Mesh) -> Opened:
@@ -494,6 +471,7 @@ def build_evaluators(
 
 SPEC = TaskSpec(
     name="segmentation",
+    summary="Segmentation: any algorithm, all methods from the same initial model.",
     sections={
         "partition": PartitionReader(PARTITIONS, "iid"),
         "model": ModelConfig,
@@ -502,12 +480,11 @@ SPEC = TaskSpec(
     },
     methods=MethodReader(
         loss=LossReader(pixel_cross_entropy, mean_of_pixels),
-        algorithm=AlgorithmReader("segmentation"),
+        algorithm=AlgorithmReader("segmentation", offered=(*OFFERS, "num_classes")),
     ),
     open=open_task,
     network=build_facts,
     method=plain_method,
     load=load,
-    stage=plain_stage,
     evaluators=build_evaluators,
 )

@@ -45,8 +45,6 @@ from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.experiment import Opened, Trainer
 from fedfr_jax.tasks.methods import (
     CORRELATED,
-    Blocks,
-    CentralMethod,
     Leaves,
     Method,
     PrivacyConfig,
@@ -59,7 +57,6 @@ from fedfr_jax.types import (
     LocalTraining,
     Model,
     PyTree,
-    Stage,
     is_image,
 )
 
@@ -123,7 +120,7 @@ def network_facts(
 
 
 def plain_method(
-    method: Method | CentralMethod, facts: Facts, opened: Opened, where: str
+    method: Method | Training, facts: Facts, opened: Opened, where: str
 ) -> Trainer:
     """Build the trainer of a method; a central one has no data set yet.
 
@@ -132,15 +129,7 @@ def plain_method(
     """
     if isinstance(method, Method):
         return build_federated(method, facts, where)
-    return build_central(method.training, facts, opened, where)
-
-
-def plain_stage(opened: Opened, name: str, trainer: Trainer, network, images) -> Stage:
-    """Stage of a trainer; a central one gets all training images."""
-    del opened, name, network
-    if isinstance(trainer, CentralTrainer):
-        trainer = trainer._replace(dataset=images.train)
-    return Stage(trainer)
+    return build_central(method, facts, opened, where)
 
 
 def build_federated(
@@ -285,9 +274,7 @@ def select_leaves(
     return batch_norms_at(at) if selection.batch_norms else ""
 
 
-def select_blocks(
-    model: Model, selection: str | Leaves | Blocks | None, at: str = ""
-) -> str:
+def select_blocks(model: Model, selection: str | Leaves | None, at: str = "") -> str:
     """Select leaves by a regular expression over paths, or by blocks.
 
     The top K blocks (FedPer; 1 is the head), or all but those (LG-FedAvg).

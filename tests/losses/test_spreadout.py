@@ -7,7 +7,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax.losses import spreadout as module
-from fedfr_jax.losses.spreadout import class_hinge
 
 # Compiled whole: tracing one operation at a time is what would make these tests slow.
 spread = jax.jit(module.spread, static_argnames="steps")
@@ -55,12 +54,3 @@ def test_padding_classes_changes_nothing_and_is_returned_as_it_came(golden, fill
     moved_2, _ = spread(padded, class_mask=is_real)
     assert_allclose(moved_2[is_real], moved, rtol=1e-5, atol=1e-7)
     assert_array_equal(moved_2[~is_real], padded[~is_real])
-
-
-def test_class_hinge_is_zero_at_its_target_and_pulls_the_feature():
-    features = jnp.array([[1.0, 0.0], [0.0, 2.0]])
-    own = jnp.array([[5.0, 0.0], [3.0, 0.0]])
-    assert_allclose(class_hinge(features, own), [0.0, 0.81], rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda x: class_hinge(x, own).sum()))(features)
-    assert_array_equal(gradient[0], 0)
-    assert gradient[1, 0] < 0

@@ -20,6 +20,7 @@ from fedfr_jax.plan.federated import privacy_notes
 from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.types import CentralTrainer
 from tests.tasks.test_privacy import config_of
 
@@ -67,7 +68,7 @@ def faces(pretrain=None, **methods):
 
 def experiment_of(config):
     settings = without_files(sections(config))
-    return TASKS[settings["task"]](settings)
+    return build_experiment(TASKS[settings["task"]], settings)
 
 
 def lowered(config, name):
@@ -75,7 +76,7 @@ def lowered(config, name):
     blind = without_files(sections(config))
     table = {**blind["federation"], "data_placement": "device"}
     with mesh.use_described(jax.devices(), memory=10**12):
-        experiment = TASKS["faces"]({**blind, "federation": table})
+        experiment = build_experiment(TASKS["faces"], {**blind, "federation": table})
         (program,) = stage_programs(experiment, name).values()
     return program
 

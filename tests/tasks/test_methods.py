@@ -6,14 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.cli import describe
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.methods import (
-    VARIANTS,
+    LOCAL,
     AlgorithmReader,
-    LocalReader,
-    facts_of,
     with_numbers,
 )
 from fedfr_jax.tasks.trainers import build_local
@@ -38,7 +35,7 @@ def loss_fn(variables, batch, key):
 
 
 def local(**settings):
-    method = parse(LocalReader(), {"learning_rate": RATE, **settings})
+    method = parse(LOCAL, {"learning_rate": RATE, **settings})
     return build_local(method, loss_fn)
 
 
@@ -162,7 +159,7 @@ def made(name, settings, **facts):
     """What an algorithm's factory is given: (settings, facts)."""
     reader = AlgorithmReader("x")
     part = parse(reader, {"name": name, **settings}, "config.methods.x.algorithm").part
-    asked = facts_of(part.factory).keys() & facts.keys()
+    asked = reader.offers.facts_of(part.factory).keys() & facts.keys()
     return {**part.settings, **{key: facts[key] for key in asked}}
 
 
@@ -181,6 +178,23 @@ def test_facts_are_given_to_arguments_without_a_default_only(monkeypatch):
         "num_clients": 7,
     }
     assert made("fedavg", {}, num_clients=7) == {}
+
+
+def test_what_a_task_of_ones_own_offers_reaches_an_algorithm(monkeypatch):
+    def mine(local, *, weather):
+        assert weather == "rain"
+        return ALGORITHMS["fedavg"](local)._replace(needs=("clouds",))
+
+    monkeypatch.setitem(ALGORITHMS, "mine", mine)
+    reader = AlgorithmReader("mine", offered=("weather", "clouds"))
+    part = parse(reader, "mine", "config.methods.x.algorithm")
+    make, loss_of = part.build(loss_fn, {"weather": "rain", "clouds": True})
+    assert make(local()).needs == ("clouds",) and loss_of is loss_fn
+    for offers in ({"clouds": True}, {"weather": "rain"}):
+        with pytest.raises(ValueError, match="mine needs .*task mine does not offer"):
+            part.build(loss_fn, offers)
+    # As any task whose network `network_facts` describes
+    parse(AlgorithmReader("other"), "mime", "config.methods.x.algorithm")
 
 
 def test_numbers_of_a_sweep_stand_where_their_paths_say():
@@ -202,6 +216,5 @@ def test_a_server_optimizer_is_named(given):
 
 
 def test_a_variant_is_an_algorithm_once_a_user_has_registered_it(monkeypatch):
-    assert {*VARIANTS} == {*describe.VARIANTS}
     monkeypatch.setitem(ALGORITHMS, "fedavgm", lambda local: None)
     assert made("fedavgm", {}) == {}

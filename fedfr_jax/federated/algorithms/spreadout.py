@@ -33,12 +33,12 @@ def fedaws(
 
     Yu, Rawat, Menon, Kumar 2020, arXiv:2004.10342, algorithm 1: one class per client;
     clients pull features to the row of their own class
-    (`losses.spreadout.class_hinge`), and after averaging the server steps down
+    (`class_pull` of classification), and after averaging the server steps down
     server_learning_rate * lam * grad sum_{c != c'} max(0, margin - d(w_c, w_c'))^2
     with d = 1 - cosine. Of a classifier's kernel [D, M] the rows are the columns.
 
     Args:
-      local: the paper's loss is `class_hinge`; the others' work too.
+      local: the paper's loss is `class_pull`; others work too.
       spreadout: (rows [M, D], margin=cosine from which two are too near) -> [].
       classes: regular expression that matches one leaf [D, M].
       margin: least distance of two classes.

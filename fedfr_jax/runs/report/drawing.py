@@ -113,7 +113,7 @@ def save(path: str | pathlib.Path, of_file: Sequence[Chart]) -> list[pathlib.Pat
 
 
 def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Write the images and grids of images, maps of all stages in the same colors."""
+    """Write the grids of images, maps of all stages in the same colors."""
     from PIL import Image
 
     limits = color_limits(
@@ -125,17 +125,15 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     paths = []
     for stage, of_stage in evaluations.items():
         for evaluator, evaluation in of_stage.items():
-            grids = evaluation.image_grids
-            drawn = {name: draw_grid(grid, limits) for name, grid in grids.items()}
-            for name, pixels in {**evaluation.images, **drawn}.items():
+            for name, grid in evaluation.image_grids.items():
                 path = folder / (file_name(f"{stage}_{evaluator}_{name}") + ".png")
                 with replace_file(path) as file:
-                    Image.fromarray(pixels).save(file, "PNG")
+                    Image.fromarray(draw_grid(grid, limits)).save(file, "PNG")
                 paths.append(path)
     return paths
 
 
-LEAST, GAP, LINE = 160, 8, 18  # pixels: an image's width, between images, a line
+LEAST, GAP, LINE = 160, 8, 18  # pixels: an image's side, between images, a line
 PAPER, INK = (255, 255, 255), (30, 30, 30)
 # Colors of a map from its least to its largest value, dark to light.
 COLORS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -156,7 +154,7 @@ def draw_grid(grid: ImageGrid, limits: Limits) -> np.ndarray:
     """Draw a grid on white, uint8 [height, width, 3].
 
     Above each column stands its title, of a map with the limits of its colors; below
-    all of them the legend.
+    an image its caption, below all of them the legend.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -165,8 +163,10 @@ def draw_grid(grid: ImageGrid, limits: Limits) -> np.ndarray:
         low, high = limits[name]
         columns[f"{name}, {low:.2g} to {high:.2g}"] = colored(values, low, high)
     num_rows, height, width = next(iter(columns.values())).shape[:3]
-    scale = max(1, -(-LEAST // width))
-    across, down = scale * width + GAP, scale * height + GAP
+    scale = max(1, -(-LEAST // max(width, height)))
+    texts = (text for column in grid.captions.values() for text in column)
+    caption = LINE * max((len(text.splitlines()) for text in texts), default=0)
+    across, down = scale * width + GAP, scale * height + caption + GAP
     num_lines = -(-len(grid.legend) // len(columns))
     size = len(columns) * across + GAP, LINE + num_rows * down + LINE * num_lines + GAP
     paper = Image.new("RGB", size, PAPER)
@@ -180,6 +180,8 @@ def draw_grid(grid: ImageGrid, limits: Limits) -> np.ndarray:
                 (scale * width, scale * height), Image.Resampling.NEAREST
             )
             paper.paste(picture, (left, LINE + row * down))
+        for row, text in enumerate(grid.captions.get(name, ())):
+            pen.text((left, LINE + (row + 1) * down - caption - GAP), text, INK, font)
     for i, (name, color) in enumerate(grid.legend.items()):
         left = GAP + i % len(columns) * across
         top = LINE + num_rows * down + i // len(columns) * LINE

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.data.stream import Stream
-from fedfr_jax.federated.client import Population
 from fedfr_jax.tasks.data import build_dataset
 from fedfr_jax.types import Dataset, Preprocessing, Source
 
@@ -16,18 +15,20 @@ class FaceData(NamedTuple):
     """Training and test images of a face partition."""
 
     partition: IdentityPartition
-    table: Dataset | Stream  # clients' training rows ++ public rows
-    population: Population
-    evaluation_set: Dataset | Stream  # clients' test rows ++ unseen rows
-    test_identities: np.ndarray  # [E] source labels
-    train_identities: np.ndarray  # [C] source labels
+    train: Dataset | Stream  # clients' training rows ++ public rows
+    tests: Dataset | Stream  # clients' test rows ++ unseen rows
     # Of the images, before a network sees them
     alignment: Preprocessing = Preprocessing()
 
     @property
-    def train(self) -> Dataset | Stream:
-        """Training images, see `table`."""
-        return self.table
+    def first_public(self) -> int:
+        """First row of the public images in `train`."""
+        return len(self.partition.train)
+
+    @property
+    def first_unseen(self) -> int:
+        """First row of the unseen images in `tests`."""
+        return len(self.partition.test)
 
 
 def build_face_data(
@@ -56,13 +57,8 @@ def build_face_data(
     identities = np.concatenate([p.test_identities, p.unseen_labels])
     return FaceData(
         partition=p,
-        table=build_dataset(train, rows, stream_bytes, label=labels),
-        population=Population(p.train_offsets.astype(np.int64), p.num_classes),
-        evaluation_set=build_dataset(
-            tested, tested_rows, stream_bytes, label=identities
-        ),
-        test_identities=p.test_identities,
-        train_identities=p.train_identities,
+        train=build_dataset(train, rows, stream_bytes, label=labels),
+        tests=build_dataset(tested, tested_rows, stream_bytes, label=identities),
         alignment=preprocessing or Preprocessing(),
     )
 

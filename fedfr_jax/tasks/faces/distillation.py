@@ -404,7 +404,7 @@ def cache_embeddings(
     Raises:
       ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
     """
-    p, table, embeddings, file = task.partition, task.table, None, None
+    p, table, embeddings, file = task.partition, task.train, None, None
     rows = np.concatenate([p.train, p.public_examples])
     for where, (distill, settings) in distillations.items():
         if distill is None or distill.cache is None:
@@ -437,4 +437,4 @@ def cache_embeddings(
         table = stream(table.read, targets, memory=table.memory, waves=table.waves)
     else:
         table = table._replace(targets=targets)
-    return task._replace(table=table)
+    return task._replace(train=table)

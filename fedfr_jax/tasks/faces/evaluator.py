@@ -164,6 +164,7 @@ class FaceEvaluator:
         self, task: FaceData, mesh: Mesh, config: EvaluationConfig, seed: int = 0
     ):
         self._task, self._config = task, config
+        self._train_identities = task.partition.train_identities
         verify = CLIENT_VERIFICATIONS[config.client_thresholds]
         self._verify = functools.partial(verify, negatives=config.negatives)
         self._fars, self._fpirs = as_tuple(config.fars), as_tuple(config.fpirs)
@@ -174,8 +175,8 @@ class FaceEvaluator:
             "mirrored": compose(horizontal_flip(), plain),
             "covered": compose(face_mask(fixed_per_image=True), plain),
         }
-        tables = task.table, task.evaluation_set
-        shape = task.evaluation_set.input_shape
+        tables = task.train, task.tests
+        shape = task.tests.input_shape
         self._files = {
             prefix: (files := part(shape), files.open(tables, mesh))
             for prefix, part in {
@@ -219,9 +220,8 @@ class FaceEvaluator:
           embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
             network, it names the compiled function.
         """
-        num_test = len(self._task.test_identities)
         labels = self._task.partition.unseen_labels
-        rows = num_test + np.arange(len(labels))
+        rows = self._task.first_unseen + np.arange(len(labels))
         features = self._embed(embed, variables, self._test, rows)
         metrics = generic_verification(features, labels, fars=self._fars)
         metrics |= generic_identification(features, labels, fpirs=self._fpirs)
@@ -249,9 +249,9 @@ class FaceEvaluator:
         unit = unit_rows(features)
         scores = (unit[indices[:, 0]] * unit[indices[:, 1]]).sum(axis=1)
         worst, threshold = worst_pairs(scores, is_same, NUM_WRONG_PAIRS)
-        rows = indices[worst].ravel() + len(self._task.test_identities)
-        size = self._task.evaluation_set.input_shape
-        images = self._task.evaluation_set.take(rows).images if len(rows) else ()
+        rows = indices[worst].ravel() + self._task.first_unseen
+        size = self._task.tests.input_shape
+        images = self._task.tests.take(rows).images if len(rows) else ()
         pairs = ScoredPairs(
             np.asarray(images, np.uint8).reshape(-1, 2, *size),
             scores[worst],
@@ -266,7 +266,7 @@ class FaceEvaluator:
     def _of_masked(self, embed, variables) -> dict[str, float]:
         """Scores of the unseen identities, with a mask on every second image."""
         labels = self._task.partition.unseen_labels
-        rows = len(self._task.test_identities) + np.arange(len(labels))
+        rows = self._task.first_unseen + np.arange(len(labels))
         views = self._views(embed, variables, self._test, rows, "covered")
         kind = 1 + np.arange(len(labels)) % 2
         masked = views[np.arange(len(labels)), kind]
@@ -277,8 +277,8 @@ class FaceEvaluator:
     def personalized(self, networks: TrainedModels) -> Evaluation:
         """Evaluate every client's model on the test images of all clients."""
         task = self._task
-        test = np.arange(len(task.test_identities))
-        train = np.arange(len(task.train_identities))
+        test = np.arange(task.first_unseen)
+        train = np.arange(task.first_public)
         shared = None
         if networks.client_variables is None:
             model = networks.apply, networks.variables
@@ -286,7 +286,7 @@ class FaceEvaluator:
             shared = features, self._embed(*model, self._train, train)
         results = []
         for client, own in enumerate(task.partition.identities):
-            low, high = task.population.offsets[client : client + 2]
+            low, high = task.partition.train_offsets[client : client + 2]
             if shared is None:
                 model = client_model(networks, client)
                 queries = self._embed(*model, self._test, test)
@@ -296,7 +296,9 @@ class FaceEvaluator:
             results.append(self._evaluate_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
         identities = task.partition.identities
-        fewest = min_negatives(task.test_identities, identities, self._config.negatives)
+        fewest = min_negatives(
+            task.partition.test_identities, identities, self._config.negatives
+        )
 
         def named(found: Mapping[str, Any]) -> dict[str, Any]:
             found = flag_unsupported(found, "tar@far", self._fars, fewest)
@@ -306,14 +308,14 @@ class FaceEvaluator:
         return Evaluation(named(over.mean), named(over.per_client))
 
     def _evaluate_client(self, identities, queries, gallery, low, high):
-        labels = self._task.test_identities
+        labels = self._task.partition.test_identities
         is_own = np.isin(labels, identities)
         verified = self._verify(queries, labels, is_own, fars=self._fars)
         identified = client_identification(
             queries,
             labels,
             gallery,
-            self._task.train_identities[low:high],
+            self._train_identities[low:high],
             identities,
             fpirs=self._fpirs,
         )

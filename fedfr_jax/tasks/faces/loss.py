@@ -20,13 +20,13 @@ and stays with a client.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
-from fedfr_jax.losses import LOSSES, build_margin
+from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.binary import CONVERTERS, binary_branch
 from fedfr_jax.losses.contract import (
     Margin,
@@ -37,15 +37,13 @@ from fedfr_jax.losses.contract import (
 )
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
-from fedfr_jax.losses.margin_losses import uniface
+from fedfr_jax.losses.margin_losses import cosface, uniface
 from fedfr_jax.losses.masked_means import masked_mean, masked_part_mean, valid_classes
-from fedfr_jax.losses.spreadout import class_hinge
-from fedfr_jax.parts import Factory, call, collecting, named, parse
+from fedfr_jax.parts import Factory, Part, collecting, parse, read, read_name
 from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import check_choice, check_keys, check_values, checked
+from fedfr_jax.schema import checked, keywords
 from fedfr_jax.types import Model, PyTree
 
-WEIGHT = {"weight": NonNegative}
 NUMBERS = "margin_loss"  # no block of a network has this name
 
 
@@ -72,10 +70,10 @@ def without_numbers(variables: PyTree) -> PyTree:
     return {**variables, "batch_stats": own}
 
 
-def with_start(variables: PyTree, margin: Margin | None) -> PyTree:
+def with_start(variables: PyTree, margin: Margin) -> PyTree:
     """Add the initial state of a margin to a model's variables."""
     own = without_numbers(variables)
-    if margin is None or not margin.state:
+    if not margin.state:
         return own
     stats = {**own["batch_stats"], NUMBERS: margin.start()}
     return {**own, "batch_stats": stats}
@@ -94,95 +92,123 @@ def with_numbers(stats: PyTree, numbers: PyTree) -> PyTree:
     return pack(named) if isinstance(stats, PackedVariables) else named
 
 
-def learned(margin: Margin | None, num_classes: int) -> PyTree:
+def learned(margin: Margin, num_classes: int) -> PyTree:
     """{"margin": initial parameters of the margin}; {} if it has none."""
-    start = margin.params(num_classes) if margin else {}
+    start = margin.params(num_classes)
     return {"margin": start} if start else {}
 
 
-MARGIN = {"scale": 30.0, "margin": 0.4}  # FedFR's, of a loss that does not set them
-HINGE = "class_hinge"  # beside the names of LOSSES
-BRANCHES = ("bce", "cosface", "cosface_all", "uniface")
+# FedFR's settings, of a loss that does not set them
+MARGIN = MappingProxyType({"scale": 30.0, "margin": 0.4})
+COSFACE = Part(cosface, MARGIN, "cosface")
+
+
+class MarginReader:
+    """Reader of `loss`: a margin loss by name, cosface unless named, with settings."""
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Part | None:
+        """Read a part that gives the `Margin`."""
+        family = {k: x for k, x in LOSSES.items() if "margin" in keywords(x)}
+        name, settings = read_name(value, "cosface", where, mistakes, family)
+        if name is None:
+            return None
+        reader, own = Factory(family[name], name=name), list[str]()
+        usual = {k: x for k, x in MARGIN.items() if k in reader.parameters}
+        part = reader.read({**usual, **settings}, where, own)
+        if not own:
+            with collecting(where, own):
+                part()
+        mistakes += own
+        return part
+
+
+BRANCH_WEIGHT = 10.0
+
+
+class Branch(NamedTuple):
+    """The key `branch`: a loss of the client's own classes."""
+
+    name: str
+    weight: float = BRANCH_WEIGHT
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def margin(self, first: Part) -> Margin:
+        """The branch's margin loss, but of bce.
+
+        A cosface branch has the settings of the `first` term's unless it sets them.
+        """
+        if self.name == "uniface":
+            return uniface(**self.settings)
+        settings = {**first.settings, **self.settings}
+        return parse(Factory(first.factory), settings, "branch")()
+
+    def values(self, first: Part) -> Callable:
+        """Build (customized [B, D], weights [C, D], bias, labels, mask, batch, key) ->
+        [B].
+        """
+        if self.name == "bce":
+
+            def binary(customized, weights, bias, labels, mask, batch, key):
+                del batch, key
+                own = self.settings
+                return binary_branch(customized, weights, bias, labels, mask, **own)
+
+            return binary
+        rule = self.margin(first)
+
+        def by_margin(customized, weights, bias, labels, mask, batch, key):
+            cosines = cosine(customized, weights)
+            inputs = margin_inputs(customized, cosines, labels, batch.is_valid, key)
+            outputs = logits(rule, cosines, labels, inputs, {})
+            return rule.loss(outputs, labels, mask, {"bias": bias})
+
+        return by_margin
+
+
 LIKE_FIRST = ("cosface", "cosface_all")  # which have the first term's margin
+BRANCHES = {"bce": Factory(binary_branch, num_args=5), "uniface": Factory(uniface)}
 
 
-def margin_settings(loss: str | Mapping) -> dict:
-    """{"name", "scale", "margin", ...} of the key `loss`: cosface unless named."""
-    return {**MARGIN, **named(loss, "cosface")}
+class BranchReader:
+    """Reader of `branch`: a name, bce unless given, `weight`, settings of its loss.
 
-
-def branch_settings(branch: str | Mapping | None) -> dict:
-    """{"name", "weight", ...} of the key `branch`; the name None is no branch.
-
-    Raises:
-      ValueError: for an unknown name, or a weight out of range.
+    Those of a cosface branch are read when the first term's loss is known.
     """
-    if branch is None:
-        return {"name": None, "weight": 0.0}
-    settings = {"weight": 10.0, **named(branch, "bce")}
-    check_choice("branch", settings["name"], BRANCHES)
-    check_values("branch.", settings, {**dict.fromkeys(settings, Any), **WEIGHT})
-    return settings
 
-
-def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
-    """Build (customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
-
-    Args:
-      branch: see `branch_settings`; besides name and weight, keywords of its loss.
-      first: the first term's, see `margin_settings`.
-
-    Raises:
-      ValueError: for an unknown keyword, or one out of range.
-    """
-    name = branch["name"]
-    if name is None:
-        return None
-    options = {k: v for k, v in branch.items() if k not in ("name", "weight")}
-    if name == "bce":
-        options = parse(Factory(binary_branch, num_args=5), options, "branch").settings
-
-        def binary(customized, weights, bias, labels, mask, batch, key):
-            del batch, key
-            return binary_branch(customized, weights, bias, labels, mask, **options)
-
-        return binary
-    if name == "uniface":
-        rule = call("branch", uniface, options)
-    else:
-        loss = {key: value for key, value in first.items() if key != "name"}
-        factory = LOSSES[first["name"]]
-        rule = call("branch", factory, {**loss, **options})
-
-    def by_margin(customized, weights, bias, labels, mask, batch, key):
-        cosines = cosine(customized, weights)
-        inputs = margin_inputs(customized, cosines, labels, batch.is_valid, key)
-        outputs = logits(rule, cosines, labels, inputs, {})
-        return rule.loss(outputs, labels, mask, {"bias": bias})
-
-    return by_margin
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Branch | None:
+        """Read the branch."""
+        names = (*BRANCHES, *LIKE_FIRST)
+        name, settings = read_name(value, "bce", where, mistakes, names)
+        if name is None:
+            return None
+        weight = settings.pop("weight", BRANCH_WEIGHT)
+        weight = read(NonNegative, weight, f"{where}.weight", mistakes)
+        if name in BRANCHES:
+            settings = BRANCHES[name].read(settings, where, mistakes).settings
+        return Branch(name, weight, settings)
 
 
 def build_branch_loss(
-    branch: str | None, values_of: Callable, converter: str, detach: bool
+    branch: Branch, first: Part, converter: str, detach: bool
 ) -> Callable:
     """Build (params, features [B, D], phi, batch, labels, key) -> the branch's loss [].
 
     Args:
-      values_of: of `compute_branch_values`.
+      first: loss of the first term.
       converter, detach: see `face_loss`.
     """
+    values_of = branch.values(first)
 
     def branch_loss(params, features, phi, batch, labels, key):
         shared = jax.lax.stop_gradient if detach else lambda x: x
         customized = CONVERTERS[converter].apply(params["converter"], shared(features))
         weights, bias = params["weights"], params["bias"]
         num_own = len(weights)
-        if branch == "cosface_all" and phi is not None:
+        if branch.name == "cosface_all" and phi is not None:
             weights = jnp.concatenate([weights, shared(phi)])
         mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
         values = values_of(customized, weights, bias, labels, mask, batch, key)
-        is_other = batch.is_added & (branch == "cosface")
+        is_other = batch.is_added & (branch.name == "cosface")
         return masked_mean(values, batch.is_valid & ~is_other)
 
     return branch_loss
@@ -192,7 +218,7 @@ def init_local(
     num_classes: int,
     dim: int,
     *,
-    branch: str | None,
+    branch: Branch | None,
     converter: str = "linear",
     std: float = 0.01,
     others: Mapping = MappingProxyType({}),
@@ -210,7 +236,7 @@ def init_local(
         if branch is None:
             return {"head": head, **others}
         bias = jnp.zeros(num_classes)
-        if branch == "uniface":
+        if branch.name == "uniface":
             bias = uniface().params(num_classes)["bias"]
         return {
             "head": head,
@@ -282,10 +308,10 @@ def backbone_of(variables: PyTree) -> PyTree:
 def face_loss(
     model: Model,
     *,
-    loss: str | Mapping = "cosface",
+    loss: Part = COSFACE,
     contrastive_weight: NonNegative = 0.0,
     contrastive_temperature: Positive = 0.5,
-    branch: str | Mapping | None = None,
+    branch: Branch | None = None,
     converter: Literal["linear", "bottleneck"] = "linear",
     detach_branch: bool = False,
     branch_reweighting: Literal["corrected", "official"] | None = None,
@@ -295,17 +321,14 @@ def face_loss(
     """Face loss over params {"backbone", "phi", "head", "branch", "margin"}.
 
     Args:
-      loss: a margin loss of LOSSES, or {"name", "scale" (30), "margin" (0.4), further
-        keywords}; or class_hinge, FedFace's pull towards class embeddings that stay as
-        they are, to a cosine of 1 - margin. `with_start` and `learned` say where what
-        the loss keeps or learns is found.
+      loss: a margin loss of LOSSES, scale 30 and margin 0.4 unless set. `with_start`
+        and `learned` say where what it keeps or learns is found.
       contrastive_weight: 0 leaves the term, and the reference features, out.
       branch: bce (SphereFace2), uniface, cosface (the first term's loss over the own
         classes, own images only), cosface_all (over own and public classes, all
-        images), or {"name", "weight", keywords of its loss}; None without a branch.
-        The weight of 10 is for bce, which is divided by its scale; the others are as
-        large as the first term. A cosface branch has the first term's keywords unless
-        they are given, bce those of `binary_branch`.
+        images); None without a branch. The weight of 10 is for bce, which is divided
+        by its scale; the others are as large as the first term. A cosface branch has
+        the first term's keywords unless they are given, bce those of `binary_branch`.
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before what clients share: the backbone,
         and the public classes of cosface_all.
@@ -316,20 +339,17 @@ def face_loss(
         taken for label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
-      ValueError: for an unknown loss or keyword of the branch, one out of range, or a
+      ValueError: for a loss that does not fit the branch or its reweighting, or a
         reweighting without clients.
     """
-    first, branch = margin_settings(loss), branch_settings(branch)
-    rule = build_rule(loss)
-    _check_fit(rule, first["name"], branch["name"], branch_reweighting, num_clients)
-    branch_values = compute_branch_values(branch, first)
-    branch_loss = branch_values and build_branch_loss(
-        branch["name"], branch_values, converter, detach_branch
-    )
-    repeats = num_clients - 1 if branch_reweighting else 0
-    is_cut = branch_reweighting == "official"
-    first_term = get_first_term(
-        rule, first["margin"], interclass_filtering_threshold, repeats, is_cut
+    rule = loss()
+    _check_fit(loss, branch, branch_reweighting, num_clients)
+    branch_loss = branch and build_branch_loss(branch, loss, converter, detach_branch)
+    first_term = build_first_term(
+        rule,
+        interclass_filtering_threshold,
+        repeats=num_clients - 1 if branch_reweighting else 0,
+        is_cut=branch_reweighting == "official",
     )
 
     def loss_fn(variables, batch, key, *, reference: Any = None):
@@ -348,7 +368,7 @@ def face_loss(
             mask,
             batch,
             learned=params.get("margin", {}),
-            numbers=numbers_of(stats) if rule and rule.state else {},
+            numbers=numbers_of(stats) if rule.state else {},
             key=sampling_key(key, 1),
         )
         stats = with_numbers(stats, numbers)
@@ -363,36 +383,34 @@ def face_loss(
             )
             metrics["contrastive_loss"] = masked_mean(per_example, batch.is_valid)
             total += contrastive_weight * metrics["contrastive_loss"]
-        if branch_loss:
+        if branch and branch_loss:
             metrics["branch_loss"] = branch_loss(
                 params["branch"], features, phi, batch, labels, sampling_key(key, 2)
             )
-            total += branch["weight"] * metrics["branch_loss"]
+            total += branch.weight * metrics["branch_loss"]
         return total, (stats, metrics)
 
     return loss_fn
 
 
-def get_first_term(
-    rule: Margin | None,
-    margin: float,
+def build_first_term(
+    rule: Margin,
     interclass_filtering_threshold: float | None,
+    *,
     repeats: int,
     is_cut: bool,
 ) -> Callable:
     """Build (features, weights, labels, ...) -> (losses [B], margin state).
 
     Args:
-      rule: of the softmax, or None for class_hinge, to a cosine of 1 - `margin`.
       interclass_filtering_threshold: see `face_loss`.
       repeats: of logits of other classes, 0 without reweighting.
       is_cut: the released reweighting, which cuts the gradient.
     """
 
     def first_term(features, weights, labels, mask, batch, learned, numbers, key):
-        if rule is None:
-            own = jax.lax.stop_gradient(weights)[labels]
-            return class_hinge(features, own, target=1.0 - margin), numbers
+        if rule.fixes_classes:
+            weights = jax.lax.stop_gradient(weights)
         cosines = cosine(features, weights)
         if interclass_filtering_threshold is not None:
             cosines = interclass_filter(
@@ -415,37 +433,14 @@ def get_first_term(
     return first_term
 
 
-def build_rule(loss: str | Mapping) -> Margin | None:
-    """Build the margin loss that a config names; None for class_hinge.
-
-    Raises:
-      ValueError: for an unknown name or keyword, or one out of range.
-    """
-    settings = margin_settings(loss)
-    check_choice("loss", settings["name"], (*LOSSES, HINGE))
-    if settings["name"] != HINGE:
-        return build_margin(settings)
-    check_keys("loss", settings, ("name", *MARGIN))
-    check_values("loss.", {"margin": settings["margin"]}, {"margin": NonNegative})
-    return None
-
-
-class MarginReader:
-    """Reader of `loss`: a margin loss by name, with its settings."""
-
-    def read(self, value: Any, where: str, mistakes: list[str]) -> str | Mapping:
-        """The settings as they are, of which `build_rule` makes a loss."""
-        with collecting(where.removesuffix(".loss"), mistakes):
-            build_rule(value)
-        return value
-
-
 def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
     """PRNG key for one use in a step, next to dropout's."""
     return None if key is None else jax.random.fold_in(key, use)
 
 
-def _check_fit(rule, name, branch, branch_reweighting, num_clients):
+def _check_fit(
+    loss: Part, branch: Branch | None, branch_reweighting: str | None, num_clients: int
+) -> None:
     """Raise ValueError for branches and reweighting that need a plain softmax, or
     clients.
     """
@@ -454,10 +449,10 @@ def _check_fit(rule, name, branch, branch_reweighting, num_clients):
             f"num_clients must be at least 1 with branch_reweighting, got "
             f"{num_clients}."
         )
-    is_softmax = rule is not None and rule.loss is softmax
-    is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
-    if (branch_reweighting and not is_softmax) or is_unfit:
+    rule, name = loss(), branch and branch.name
+    is_unfit = name in LIKE_FIRST and not rule.is_plain
+    if is_unfit or (branch_reweighting and rule.loss is not softmax):
         raise ValueError(
             "loss must be a softmax without state or parameters with branch "
-            f"{branch} and branch_reweighting {branch_reweighting}, got {name!r}."
+            f"{name} and branch_reweighting {branch_reweighting}, got {loss.name!r}."
         )

@@ -44,7 +44,7 @@ from fedfr_jax.losses.distillation import (
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.parts import INLINE, Factory, Part, section
+from fedfr_jax.parts import INLINE, Factory, Part, raw, section
 from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Positive, Share, Whole
 from fedfr_jax.schema import checked, keywords, naming
 from fedfr_jax.tasks.faces.distillation import Distill, Distillation, with_distillation
@@ -54,22 +54,23 @@ from fedfr_jax.tasks.faces.frozen_features import (
     prepare_features,
 )
 from fedfr_jax.tasks.faces.loss import (
+    COSFACE,
+    Branch,
+    BranchReader,
     MarginReader,
     backbone_of,
-    branch_settings,
-    build_rule,
     classifier,
     client_features,
     face_loss,
     init_local,
     learned,
-    margin_settings,
     of_backbone,
     on_variables,
     with_margin_state,
     with_start,
 )
 from fedfr_jax.tasks.methods import (
+    FACE_KEYS,
     AlgorithmReader,
     Method,
     MethodReader,
@@ -100,7 +101,7 @@ def build_face_adaptation(
     learning_rate: NonNegative = 1e-3,
     momentum: BelowOne = 0.9,
     weight_decay: NonNegative = 5e-4,
-    loss: str | Mapping = "cosface",
+    loss: Annotated[Part, MarginReader()] = COSFACE,
     alpha: Share = 0.95,
     temperature: Positive = 6.0,
     weight: NonNegative = 9.0,
@@ -122,7 +123,7 @@ def build_face_adaptation(
         client_loss = distillation_loss(
             model,
             DISTILLATIONS[kind],
-            scale=margin_settings(loss)["scale"],
+            scale=loss().scale,
             alpha=alpha,
             temperature=temperature,
         )
@@ -144,13 +145,11 @@ class AdaptationConfig(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError for a margin loss that keeps or learns numbers."""
-        loss = self.build.settings.get("loss", "cosface")
-        with naming("adaptation"):
-            rule = build_rule(loss)
-        if rule and not rule.is_plain:
+        loss = self.build.settings.get("loss", COSFACE)
+        if not loss().is_plain:
             raise ValueError(
                 "adaptation.loss must be a softmax without state or parameters, got "
-                f"{loss!r}."
+                f"{loss.name!r}."
             )
 
 
@@ -240,7 +239,7 @@ class FaceTerms(NamedTuple):
     )
     contrastive_weight: NonNegative = 5.0  # this and the next five: see `face_loss`
     contrastive_temperature: Positive = 0.5
-    branch: str | Mapping | None = "bce"
+    branch: Annotated[Branch | None, BranchReader()] = raw("bce")
     converter: Literal["linear", "bottleneck"] = "linear"
     detach_branch: bool = False
     branch_reweighting: Literal["corrected", "official"] | None = None
@@ -285,7 +284,8 @@ def check_method(method: Method) -> None:
     terms = terms_of(method)
     is_random = terms.initial_previous_model == "random"
     if terms.adaptation is not None and terms.branch is not None:
-        raise ValueError(f"branch must be None with adaptation, got {terms.branch!r}.")
+        name = terms.branch.name
+        raise ValueError(f"branch must be None with adaptation, got {name!r}.")
     is_local = method.batch_stats == "local"
     if is_local and (terms.adaptation is not None or is_random):
         raise ValueError(
@@ -305,9 +305,10 @@ METHODS = MethodReader(
             "contrastive_loss": partial(with_contrastive_loss, contrastive_weight=5.0)
         },
         task_keys=takes_terms,
+        offered=("features", "identities"),
     ),
-    kinds={"distill": Distill | None},
-    central_kinds={"distill": Distill | None, "loss": MarginReader()},
+    keys=FACE_KEYS,
+    task_kinds={"distill": Distill | None},
     defaults=default_settings,
     check=check_method,
 )
@@ -331,11 +332,11 @@ def face_method(
     Args:
       where: the method is in the config.
     """
-    terms, rule = terms_of(method), build_rule(method.loss)
+    terms, rule = terms_of(method), method.loss()
     teacher = method.distill and method.distill.open(model, where)
     has_terms = method.algorithm.task_keys is not None
     is_packed = has_terms and not looks_at_leaves(method)
-    model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
+    model = on_unpacked(with_margin_state(model) if rule.state else model)
     loss_of = build_loss(method, teacher, counts.num_clients)
     method = method._replace(loss=lambda model: loss_of(of_backbone(model)))
     offers = {"num_clients": counts.num_clients, "model": classifier(model)}
@@ -381,7 +382,7 @@ def looks_at_leaves(method: Method) -> bool:
 
 def build_facts(
     terms: FaceTerms,
-    rule: Margin | None,
+    rule: Margin,
     model: Model,
     counts: Counts,
     offers: Mapping[str, Any],
@@ -391,7 +392,7 @@ def build_facts(
     draw_own = init_local(
         num_classes,
         model.embedding_dim,
-        branch=branch_settings(terms.branch)["name"],
+        branch=terms.branch,
         converter=terms.converter,
         std=0.0 if terms.init_head_from_class_means else 0.01,
         others=learned(rule, num_classes),
@@ -441,9 +442,7 @@ def build_loss(
     return loss_of
 
 
-def _offers(
-    terms: FaceTerms, rule: Margin | None, model: Model, is_packed: bool
-) -> dict:
+def _offers(terms: FaceTerms, rule: Margin, model: Model, is_packed: bool) -> dict:
     """Functions that FedFR needs from the task."""
     embed = backbone_features(model)
     threshold = terms.hard_negative_threshold if terms.use_public_data else None

@@ -10,9 +10,10 @@ ours. With a weight of 0 the gate learns from what its mixture does to the embed
 alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ from fedfr_jax.losses.margin import interclass_filter, normalize
 from fedfr_jax.losses.masked_means import masked_fraction, masked_mean
 from fedfr_jax.models.norm import StatsGroup, stats_over_group
 from fedfr_jax.tasks.data import build_batching
+from fedfr_jax.tasks.experiment import Opened
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.distillation import (
     Distillation,
@@ -48,7 +50,6 @@ from fedfr_jax.tasks.faces.distillation import (
 )
 from fedfr_jax.tasks.faces.loss import (
     backbone_of,
-    build_rule,
     face_loss,
     learned,
     numbers_of,
@@ -57,7 +58,6 @@ from fedfr_jax.tasks.faces.loss import (
     with_numbers,
     with_start,
 )
-from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses, as_aux_loss
 
 GATE = "gate"  # among the blocks of a network whose features are a gate's logits
@@ -79,7 +79,7 @@ def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
         if LABEL not in batch.targets:
             return loss_of(model)(variables, batch, key, **round_args)
         backbone = {**variables, "params": variables["params"]["backbone"]}
-        run = features_of(model, "a gate")(backbone, batch.images, True, key=key)
+        run = model.features(backbone, batch.images, True, key=key)
         embedding, logits, stats = run
         known = model._replace(apply=lambda *_, **__: (embedding, stats))
         total, (stats, metrics) = as_aux_loss(loss_of(known))(
@@ -179,18 +179,16 @@ def public_population(task: FaceData) -> FaceData:
     bound of federated training. Evaluation sets stay.
     """
     p = task.partition
-    client_identities = p.client_identities
-    order = np.argsort(client_identities)
+    order = np.argsort(p.client_identities)
     place = order[
-        np.searchsorted(client_identities, task.train_identities, sorter=order)
+        np.searchsorted(p.client_identities, p.train_identities, sorter=order)
     ]
-    labels = np.array(task.table.labels)
+    labels = np.array(task.train.labels)
     labels[: len(place)] = len(p.public_identities) + place
-    identities = np.concatenate([p.public_identities, client_identities])
+    identities = np.concatenate([p.public_identities, p.client_identities])
     return task._replace(
-        partition=p._replace(public_identities=identities),
-        table=task.table.with_labels(labels),
-        train_identities=task.train_identities[:0],
+        partition=p._replace(public_identities=identities, train=p.train[:0]),
+        train=task.train.with_labels(labels),
     )
 
 
@@ -209,12 +207,12 @@ def without_labels(task: FaceData, names: tuple[str, ...], part: str) -> FaceDat
         raise ValueError(
             f"{key} must leave some public identities with labels, got {part!r}."
         )
-    first, labels = len(task.train_identities), np.array(task.table.labels)
+    first, labels = task.first_public, np.array(task.train.labels)
     place = np.where(is_none, -1, np.cumsum(~is_none) - 1).astype(labels.dtype)
     labels[first:] = place[labels[first:]]
     return task._replace(
         partition=p._replace(public_identities=p.public_identities[~is_none]),
-        table=task.table.with_labels(labels),
+        train=task.train.with_labels(labels),
     )
 
 
@@ -223,9 +221,9 @@ def public_means(
 ) -> jax.Array:
     """Mean feature [M_g, D] of every public class, without flips or normalization."""
     embed = lambda variables, images: model.apply(variables, images, False)[0]
-    first, labels = len(task.train_identities), task.partition.public_labels
+    first, labels = task.first_public, task.partition.public_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
-    table = place_examples(task.table, mesh)
+    table = place_examples(task.train, mesh)
     embedded = build_embed(
         embed, Batching(batch_size, normalization(task.alignment)), mesh
     )
@@ -240,7 +238,7 @@ def first_variables(
     model: Model,
     num_public: int,
     key: jax.Array,
-    margin: Margin | None = None,
+    margin: Margin,
     given: PyTree | None = None,
 ) -> PyTree:
     """Initialize backbone and public class vectors N(0, 0.01^2), without local classes.
@@ -263,50 +261,51 @@ def first_variables(
     return {"params": params, "batch_stats": backbone["batch_stats"]}
 
 
+class FaceNetwork(NamedTuple):
+    """The backbone, and what the trainings start from."""
+
+    model: Model
+    embed: Any  # one object: it names what evaluators compile
+    weights: Mapping[str, PyTree] = MappingProxyType({})  # of central ones with `init`
+
+
 def public_training(
-    model: Model,
-    embed: Callable,
-    task: FaceData,
-    names: tuple[str, ...],
-    settings: Training,
-    mesh: Mesh,
-    where: str,
-    given: PyTree | None = None,
+    opened: Opened, at: str, network: FaceNetwork, task: FaceData
 ) -> CentralTrainer:
     """Build the central training of a margin softmax on the task's public rows.
 
     Args:
-      names: of all identities of the source.
-      where: the settings are in the config.
-      given: variables of the backbone that it starts from; None draws them.
+      at: place of the training in the config, see `Config.trainings`.
 
     Raises:
       ValueError: for a pattern that finds no parameter, or a margin loss that cannot be
         cut over devices.
     """
-    first_row = len(task.train_identities)
+    model, mesh, names = network.model, opened.mesh, opened.source.names
+    settings, where = opened.config.trainings[at], f"config.{at}"
+    first_row = task.first_public
     if settings.distill and settings.distill.unlabeled_source:
         task = without_labels(task, names, settings.distill.unlabeled_source)
     identities = task.partition.public_identities
-    rule = build_rule(settings.loss)
     num_rows, table = len(identities), None
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ShardedClasses(CLASS_TABLE, tuple(names[i] for i in identities))
+    rule, given = settings.loss(), network.weights.get(at)
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
     check_patterns(settings, where, params_of, mesh, f"^{CLASS_TABLE}$")
     distill = settings.distill and settings.distill.open(model, where)
     return CentralTrainer(
         settings=settings,
-        dataset=task.table,
+        dataset=task.train,
         first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
+        num_rows=task.train.num_examples - first_row,
         batching=build_batching(settings),
-        loss=build_public_loss(model, rule, settings, mesh, distill),
+        loss=build_public_loss(model, settings, mesh, distill),
         init=init,
         global_model=backbone_of,
-        apply_global=embed,
+        apply_global=network.embed,
         sharded_classes=table,
         annotate_batch=count_distilled(settings.distill),
         count_flops=model.count_flops,
@@ -316,7 +315,6 @@ def public_training(
 
 def build_public_loss(
     model: Model,
-    rule: Margin | None,
     settings: Training,
     mesh: Mesh,
     distillation: Distillation | None = None,
@@ -333,16 +331,17 @@ def build_public_loss(
     size = group_size(settings.sync_batch_norm, count)
     if size > 1:
         model = stats_over_group(model, StatsGroup(size, group_mean(size, count)))
-    if rule and rule.state:
+    rule = settings.loss()
+    if rule.state:
         model = with_margin_state(model)
     threshold = settings.interclass_filtering_threshold
     if not settings.class_parallel:
         make = partial(
             face_loss, loss=settings.loss, interclass_filtering_threshold=threshold
         )
-    elif rule is None or rule.loss is not softmax:
+    elif rule.loss is not softmax:
         raise ValueError(
-            f"loss must be a softmax with class_parallel, got {settings.loss!r}."
+            f"loss must be a softmax with class_parallel, got {settings.loss.name!r}."
         )
     else:
         make = partial(

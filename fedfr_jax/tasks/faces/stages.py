@@ -1,9 +1,5 @@
 """Faces: pretraining on public identities, then every method."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,7 +10,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models.external_checkpoints import convert_variables
 from fedfr_jax.models.saved_model import load_weights
-from fedfr_jax.parts import Part, read_section
+from fedfr_jax.parts import Part
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import (
     PartitionReader,
@@ -23,7 +19,7 @@ from fedfr_jax.tasks.data import (
     open_data,
     split,
 )
-from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
+from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
 from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
 from fedfr_jax.tasks.faces.evaluator import EvaluationConfig, FaceEvaluator
@@ -36,19 +32,17 @@ from fedfr_jax.tasks.faces.methods import (
     terms_of,
 )
 from fedfr_jax.tasks.faces.public_classes import (
+    FaceNetwork,
     public_means,
     public_population,
     public_training,
 )
-from fedfr_jax.tasks.methods import CentralMethod, Method
+from fedfr_jax.tasks.methods import Method
 from fedfr_jax.tasks.model import NetworkConfig, build_network
 from fedfr_jax.types import (
-    CentralTrainer,
     DataUsage,
     Evaluator,
-    Experiment,
     FederatedTrainer,
-    Model,
     Preprocessing,
     PyTree,
     Source,
@@ -57,31 +51,6 @@ from fedfr_jax.types import (
 )
 
 PRETRAINED = "pretrained"
-
-
-class TrainingReader:
-    """Reader of config.pretrain."""
-
-    def read(self, value: Any, where: str, mistakes: list[str]) -> Training | None:
-        """Read the training's section."""
-        return read_section(Training, value, where, mistakes, METHODS.central_kinds)
-
-
-class FaceNetwork(NamedTuple):
-    """The backbone, and what the trainings start from."""
-
-    model: Model
-    embed: Any  # one object: it names what evaluators compile
-    weights: Mapping[str, PyTree] = MappingProxyType({})  # of central ones with `init`
-
-
-def faces(settings: Mapping) -> Experiment:
-    """Faces: pretraining on public identities, then the methods.
-
-    Images are read, nothing is trained. What a config may say: `fedfr describe
-    sections`.
-    """
-    return build_experiment(SPEC, settings)
 
 
 def check_config(config: Config) -> None:
@@ -99,18 +68,12 @@ def check_config(config: Config) -> None:
         )
 
 
-def central_trainings(config: Config) -> dict[str, Training]:
-    """Pretraining and the central methods, by their places in the config."""
-    central = {where: method.training for where, method in config.central.items()}
-    return {"pretrain": config.pretrain, **central}
-
-
 def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     source = open_data(config.data)
     opened = describe(config, mesh, source, split(config.partition, source))
     num_public = len(opened.split.public_examples)
-    for where, training in central_trainings(config).items():
+    for where, training in config.trainings.items():
         rows = num_public if training is config.pretrain else opened.num_rows
         check_training(training, f"config.{where}", rows, mesh)
     return opened
@@ -141,7 +104,7 @@ def build_backbone(opened: Opened, network: Part) -> FaceNetwork:
     shape = opened.source.input_shape
     model = build_network(network, shape).model
     weights = {}
-    for where, training in central_trainings(opened.config).items():
+    for where, training in opened.config.trainings.items():
         if training.init is not None:
             with naming(f"config.{where}.init"):
                 loaded = load_weights(training.init)
@@ -150,10 +113,10 @@ def build_backbone(opened: Opened, network: Part) -> FaceNetwork:
 
 
 def build_method(
-    method: Method | CentralMethod, network: FaceNetwork, opened: Opened, where: str
+    method: Method | Training, network: FaceNetwork, opened: Opened, where: str
 ) -> FederatedTrainer | None:
     """Build the trainer of a federated method; a central one needs the images."""
-    if isinstance(method, CentralMethod):
+    if isinstance(method, Training):
         return None
     partition, config = opened.split, opened.config
     counts = Counts(
@@ -169,7 +132,7 @@ def build_method(
 def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> FaceData:
     """Load the images, with landmarks if masks are drawn."""
     config = opened.config
-    central = central_trainings(config)
+    central = config.trainings
     augments = [config.federation.augment, *(x.augment for x in central.values())]
     name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
     images = build_face_data(
@@ -189,25 +152,9 @@ def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> Face
     return cache_embeddings(images, teachers, opened.source, network.model, opened.mesh)
 
 
-def build_central(
-    opened: Opened, where: str, network: FaceNetwork, images: FaceData
-) -> CentralTrainer:
-    """Build the central training of a place in the config."""
-    return public_training(
-        network.model,
-        network.embed,
-        images,
-        opened.source.names,
-        central_trainings(opened.config)[where],
-        opened.mesh,
-        f"config.{where}",
-        network.weights.get(where),
-    )
-
-
 def pretraining(opened: Opened, network: FaceNetwork, images: FaceData) -> dict:
     """The stage of pretraining, by its name."""
-    return {PRETRAINED: Stage(build_central(opened, "pretrain", network, images))}
+    return {PRETRAINED: Stage(public_training(opened, "pretrain", network, images))}
 
 
 def build_stage(
@@ -219,9 +166,9 @@ def build_stage(
 ) -> Stage:
     """Stage of a method, whose federated trainer starts from the pretrained network."""
     method = opened.config.methods[name]
-    if trainer is None or isinstance(method, CentralMethod):
+    if trainer is None or isinstance(method, Training):
         everything, where = public_population(images), f"methods.{name}"
-        return Stage(build_central(opened, where, network, everything))
+        return Stage(public_training(opened, where, network, everything))
     trainer = trainer._replace(apply_global=network.embed)
     terms = terms_of(method)
     if not (terms.init_head_from_class_means and terms.use_public_data):
@@ -259,10 +206,11 @@ def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
 
 SPEC = TaskSpec(
     name="faces",
+    summary="Faces: pretraining on public identities, then the methods.",
     sections={
         "partition": PartitionReader(PARTITIONS, "by_identity"),
         "model": NetworkConfig,
-        "pretrain": TrainingReader(),
+        "pretrain": METHODS.central,
         "evaluation": EvaluationConfig,
     },
     methods=METHODS,

@@ -12,13 +12,13 @@ client's training, such as FedProx's proximal term, is left out.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
 from annotated_types import Interval, MinLen
 from jax.sharding import Mesh
-from PIL import Image, ImageDraw, ImageFont
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
@@ -41,7 +41,7 @@ from fedfr_jax.parts import INLINE, Factory, Part, raw, section
 from fedfr_jax.ranges import BatchSize, Count, Whole
 from fedfr_jax.tasks.data import build_dataset
 from fedfr_jax.tasks.evaluators import check_one_process, client_model
-from fedfr_jax.tasks.methods import LocalReader, Method, OnlyLossReader
+from fedfr_jax.tasks.methods import LOCAL, Method, OnlyLossReader
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import (
@@ -49,6 +49,7 @@ from fedfr_jax.types import (
     Dataset,
     Evaluation,
     Evaluator,
+    ImageGrid,
     PyTree,
     Source,
     TrainedModels,
@@ -59,7 +60,7 @@ from fedfr_jax.types import (
 class LocalTrainingConfig(NamedTuple):
     """Keys of config.evaluation.local_training."""
 
-    local: Annotated[Method, LocalReader(), INLINE]
+    local: Annotated[Method, LOCAL, INLINE]
     loss: Annotated[Part, OnlyLossReader(reid_loss)] = raw("")
     epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
     identities_per_batch: Whole = 0  # 0: batches as they come
@@ -303,18 +304,8 @@ def evaluate_equals_once(
 
 
 NUM_SHOWN = 10  # gallery images beside a query
-RIGHT, WRONG, PLAIN = (0, 140, 60), (205, 30, 30), (120, 120, 120)  # of frames
-PAPER, INK = (255, 255, 255), (30, 30, 30)
-FRAME, GAP, LINE = 4, 10, 15  # pixels: of a frame, between cells, of a line of text
-LEAST_HEIGHT, LEAST_WIDTH = 128, 64  # to which smaller pictures are enlarged; a column
-
-
-class Cell(NamedTuple):
-    """An image of the page."""
-
-    image: np.ndarray  # uint8 [H, W, 3]
-    color: tuple[int, int, int]  # of its frame
-    lines: tuple[str, ...]  # below it
+RIGHT, WRONG, QUERY = (0, 140, 60), (205, 30, 30), (120, 120, 120)  # of frames
+FRAME = 4  # pixels
 
 
 def retrieval_sheets(
@@ -341,10 +332,9 @@ def retrieval_sheets(
                 owner = owners[0] if owners else 0
                 apply, variables = client_model(networks, owner)
             features = evaluator.features(apply, variables, domain)
-            rows = results(*features, *evaluator.people(domain), count=count)
-            cells = [result_cells(row, images, domain, names) for row in rows]
-            pages[domain] = draw_page(cells)
-        return Evaluation(images=pages)
+            found = results(*features, *evaluator.people(domain), count=count)
+            pages[domain] = result_grid(found, images, domain, names)
+        return Evaluation(image_grids=pages)
 
     return Evaluator(evaluate, during_training=False)
 
@@ -384,52 +374,39 @@ def results(
     return retrieved
 
 
-def result_cells(
-    result: Result, images: EvaluationSet, domain: str, names: tuple[str, ...]
-) -> list[Cell]:
-    """Row of the page: the query and its nearest images."""
+def result_grid(
+    found: list[Result], images: EvaluationSet, domain: str, names: tuple[str, ...]
+) -> ImageGrid:
+    """Queries and their nearest images, best first, without junk; one row each."""
     queries, gallery = images.tests[domain]
-    rows = np.array([queries[result.query], *gallery[result.nearest]])
-    pixels = images.table.take(rows).images
-    who = [names[label].rpartition("/")[2] for label in images.people.identities[rows]]
-    lines: list[tuple[str, ...]] = [
-        (name, f"camera {camera}")
-        for name, camera in zip(who, images.people.cameras[rows], strict=True)
-    ]
-    lines[0] += (f"first match: {result.first_hit + 1}",)
-    colors = [PLAIN, *(RIGHT if is_right else WRONG for is_right in result.is_right)]
-    return [Cell(*cell) for cell in zip(pixels, colors, lines, strict=True)]
+    pictures, captions = [], []
+    for result in found:
+        rows = np.array([queries[result.query], *gallery[result.nearest]])
+        colors = [QUERY, *(RIGHT if right else WRONG for right in result.is_right)]
+        pictures.append(with_frames(images.table.take(rows).images, np.array(colors)))
+        people, cameras = (labels[rows] for labels in images.people)
+        texts = [
+            f"{names[person].rpartition('/')[2]}\ncamera {camera}"
+            for person, camera in zip(people, cameras, strict=True)
+        ]
+        captions.append(
+            [f"{texts[0]}\nfirst match: {result.first_hit + 1}", *texts[1:]]
+        )
+    titles = ["query", *map(str, range(1, max(map(len, captions))))]
+    # A row may be shorter than others.
+    blank = np.full_like(pictures[0][0], 255)
+    columns = map(np.stack, zip_longest(*pictures, fillvalue=blank))
+    return ImageGrid(
+        images=dict(zip(titles, columns, strict=True)),
+        legend={"right": RIGHT, "wrong": WRONG},
+        captions=dict(zip(titles, zip_longest(*captions, fillvalue=""), strict=True)),
+    )
 
 
-def draw_page(rows: list[list[Cell]]) -> np.ndarray:
-    """Draw rows of cells on white, uint8 [height, width, 3]; the query set apart."""
-    sides = rows[0][0].image.shape[:2]
-    scale = max(1, -(-LEAST_HEIGHT // sides[0]))
-    height, width = (scale * side for side in sides)
-    across = max(width, LEAST_WIDTH) + 2 * FRAME + GAP
-    down = height + 2 * FRAME + 3 * LINE + GAP
-    top, left = LINE + 2 * GAP, across + 3 * GAP
-    num_columns = max(len(row) for row in rows) - 1
-    size = (left + num_columns * across, top + len(rows) * down)
-    paper = Image.new("RGB", size, PAPER)
-    _write(paper, GAP, GAP, "query")
-    _write(paper, left, GAP, "most alike, junk left out: green = right, red = wrong")
-    for i, (query, *nearest) in enumerate(rows):
-        _draw(paper, query, GAP, top + i * down, (width, height))
-        for j, cell in enumerate(nearest):
-            _draw(paper, cell, left + j * across, top + i * down, (width, height))
-    return np.asarray(paper)
-
-
-def _draw(paper: Image.Image, cell: Cell, x: int, y: int, size: tuple[int, int]):
-    """Draw an image of `size` (width, height) with its frame and caption lines."""
-    width, height = (side + 2 * FRAME for side in size)
-    paper.paste(cell.color, (x, y, x + width, y + height))
-    picture = Image.fromarray(np.ascontiguousarray(cell.image)).resize(size)
-    paper.paste(picture, (x + FRAME, y + FRAME))
-    for number, line in enumerate(cell.lines):
-        _write(paper, x, y + height + 2 + number * LINE, line)
-
-
-def _write(paper: Image.Image, x: int, y: int, text: str):
-    ImageDraw.Draw(paper).text((x, y), text, INK, ImageFont.load_default(12))
+def with_frames(images: np.ndarray, colors: np.ndarray) -> np.ndarray:
+    """Frame images [n, H, W, C] in colors [n, 3], uint8 [n, H + 2F, W + 2F, 3]."""
+    number, height, width, _ = images.shape
+    framed = np.empty((number, height + 2 * FRAME, width + 2 * FRAME, 3), np.uint8)
+    framed[:] = colors[:, None, None]
+    framed[:, FRAME:-FRAME, FRAME:-FRAME] = images
+    return framed

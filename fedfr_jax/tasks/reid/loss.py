@@ -10,7 +10,6 @@ from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import triplet
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.tasks.methods import features_of
 from fedfr_jax.types import Model
 
 
@@ -51,7 +50,7 @@ def reid_loss(
             "identity_weight or triplet_weight must be above 0, got 0 for both."
         )
 
-    apply_with_features = features_of(model, "the task reid")
+    apply_with_features = model.features
 
     def identity(logits, batch):
         number = jnp.arange(logits.shape[1], dtype=jnp.int32)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment.photometric import compute_statistics
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream
@@ -26,7 +27,6 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.parts import INLINE, Part, section
-from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import (
     build_batching,
@@ -40,15 +40,15 @@ from fedfr_jax.tasks.experiment import (
     Opened,
     TaskSpec,
     Trainer,
-    build_experiment,
+    plain_stage,
 )
 from fedfr_jax.tasks.methods import (
+    OFFERS,
+    REID_KEYS,
     AlgorithmReader,
-    CentralMethod,
     Method,
     MethodReader,
     OnlyLossReader,
-    features_of,
 )
 from fedfr_jax.tasks.model import NetworkReader, StartConfig, build_network, initialized
 from fedfr_jax.tasks.reid.data import (
@@ -80,7 +80,6 @@ from fedfr_jax.tasks.trainers import (
     build_local,
     max_epochs,
     network_facts,
-    plain_stage,
 )
 from fedfr_jax.types import (
     Algorithm,
@@ -88,7 +87,6 @@ from fedfr_jax.types import (
     Dataset,
     Evaluation,
     Evaluator,
-    Experiment,
     InputShape,
     Model,
     Preprocessing,
@@ -129,18 +127,6 @@ class Images(NamedTuple):
 
     train: Dataset | Stream
     stream_bytes: int | None
-
-
-def reid(settings: Mapping) -> Experiment:
-    """Re-identification: any algorithm, all methods from the same initial model.
-
-    Images are read, nothing is trained. What a config may say: `fedfr describe
-    sections`.
-
-    Raises:
-      ValueError: for anything wrong in the config or the data.
-    """
-    return build_experiment(SPEC, settings)
 
 
 def open_task(config: Config, mesh: Mesh) -> Opened:
@@ -193,7 +179,7 @@ def build_networks(opened: Opened, network: Part) -> Networks:
 def build_facts(opened: Opened, network: Part, num_classes: int) -> Facts:
     """Facts of a network with `num_classes` identities; evaluators get features."""
     model = build_model(network, opened.source.input_shape, num_classes)
-    apply_with_features = features_of(model, "the task reid")
+    apply_with_features = model.features
     facts = network_facts(
         opened,
         model,
@@ -242,19 +228,17 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
 
 
 def build_method(
-    method: Method | CentralMethod, networks: Networks, opened: Opened, where: str
+    method: Method | Training, networks: Networks, opened: Opened, where: str
 ) -> Trainer:
     """Build the trainer of a method, perhaps with batches of identities."""
     split: Split = opened.split
-    if isinstance(method, CentralMethod):
-        augment = fill_statistics(method.training.augment, split.statistics)
-        training = method.training._replace(augment=augment)
+    if isinstance(method, Training):
+        augment = fill_statistics(method.augment, split.statistics)
+        training = method._replace(augment=augment)
         central = build_central(training, networks.central, opened, where)
-        if method.identities_per_batch:
+        if identities := method.identities_per_batch:
             with naming(where):
-                order = identity_order(
-                    split.people, training.batch_size, method.identities_per_batch
-                )
+                order = identity_order(split.people, training.batch_size, identities)
             central = central._replace(batch_order=order)
         return central
     facts = networks.clients
@@ -380,6 +364,7 @@ def default_settings(options: Mapping) -> Mapping:
 
 SPEC = TaskSpec(
     name="reid",
+    summary="Re-identification: any algorithm, all methods from the same model.",
     sections={
         "partition": PartitionConfig,
         "model": ModelConfig,
@@ -388,8 +373,8 @@ SPEC = TaskSpec(
     },
     methods=MethodReader(
         loss=OnlyLossReader(reid_loss),
-        algorithm=AlgorithmReader("reid"),
-        kinds={"identities_per_batch": Whole},
+        algorithm=AlgorithmReader("reid", offered=(*OFFERS, "shared")),
+        keys=REID_KEYS,
         defaults=default_settings,
     ),
     open=open_task,

@@ -16,6 +16,7 @@ from fedfr_jax.data.partition.identities import (
 )
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.mesh import make_mesh
@@ -26,6 +27,7 @@ from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces import stages
+from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.methods import (
     METHODS,
     Counts,
@@ -182,6 +184,12 @@ def trainer_of(
         len(partition.public_identities),
     )
     return face_method(parse(METHODS, options, where), model, counts, where)
+
+
+def population_of(task: FaceData) -> Population:
+    """The clients of a task's images."""
+    p = task.partition
+    return Population(p.train_offsets.astype(np.int64), p.num_classes)
 
 
 def variables(server: PyTree) -> PyTree:

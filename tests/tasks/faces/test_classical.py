@@ -94,8 +94,8 @@ def _run(task, options, rounds, lanes):
     sim = build_simulation(
         trainer.algorithm,
         Batching(8, normalize(), shuffle=False),  # shuffling would double compile time
-        task.table,
-        task.population,
+        task.train,
+        given.population_of(task),
         mesh=make_mesh(1),
         local_epochs=2,
         clients_per_device=lanes,
@@ -129,7 +129,7 @@ def test_an_algorithm_trains_faces_whose_class_embeddings_never_leave(task, name
     change = np.abs(np.asarray(generic["params"]["last"]) - BACKBONE["params"]["last"])
     assert change.max() > 1e-6
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
-    images = jnp.float32(task.table.images[:2]) / 127.5 - 1
+    images = jnp.float32(task.train.images[:2]) / 127.5 - 1
     row = jax.tree.map(lambda x: x[0], rows)
     deployed = trainer.algorithm.personalize(server, row)
     assert trainer.apply(deployed, images).shape == (2, DIM)

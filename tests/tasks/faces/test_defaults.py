@@ -3,8 +3,9 @@
 import inspect
 
 from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces import evaluator
-from fedfr_jax.tasks.faces.loss import branch_settings, margin_settings
+from fedfr_jax.tasks.faces.loss import COSFACE, Branch, BranchReader, MarginReader
 from fedfr_jax.tasks.faces.methods import (
     DEFAULTS,
     METHODS,
@@ -14,7 +15,6 @@ from fedfr_jax.tasks.faces.methods import (
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
-COSFACE = {"name": "cosface", "scale": 30.0, "margin": 0.4}
 BRANCH = {"converter": "linear", "detach_branch": False}
 EXPECTED = {
     FaceTerms: {
@@ -41,7 +41,7 @@ EXPECTED = {
     },
     build_face_adaptation: {
         **SGD,
-        "loss": "cosface",
+        "loss": COSFACE,
         "kind": "finetune",
         "learning_rate": 1e-3,
         "alpha": 0.95,
@@ -69,8 +69,9 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
     }
-    assert margin_settings("") == COSFACE
-    assert branch_settings("bce") == {"name": "bce", "weight": 10.0}
+    cosface = {"name": "cosface", "scale": 30.0, "margin": 0.4}
+    assert parse(MarginReader(), "").section == COSFACE.section == cosface
+    assert parse(BranchReader(), "bce") == Branch("bce", 10.0, {})
     moon = METHODS.algorithm.terms["contrastive_loss"]
     assert moon.keywords == {"contrastive_weight": 5.0}
     assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol

@@ -23,7 +23,7 @@ from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces import distillation as d
 from fedfr_jax.tasks.faces.data import build_inputs
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.loss import COSFACE, face_loss
 from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
 from fedfr_jax.types import Batch
 from tests.tasks.faces.given import (
@@ -38,6 +38,7 @@ from tests.tasks.faces.given import (
 pytestmark = pytest.mark.ci
 
 SHAPE, DIM = (16, 16, 1), 5
+SHARP = COSFACE.with_settings(scale=64.0)
 TINY = {"name": "sphereface", "blocks": (1,), "widths": (4,), "embedding_dim": DIM}
 VIEWS = {
     "flip_probability": 0.5,
@@ -109,7 +110,7 @@ def by_hand(variables, batch, weight, is_labeled, scale=64.0, margin=0.4):
 
 def loss_of(one, **others):
     """(variables, batch, key) -> (total, aux), in one program."""
-    make = lambda model: face_loss(model, loss={"scale": 64.0}, **others)
+    make = lambda model: face_loss(model, loss=SHARP, **others)
     return jax.jit(d.with_distillation(make, linear(), one))
 
 
@@ -124,7 +125,7 @@ def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
         total,
         rtol=1e-5,
     )
-    alone = jax.jit(face_loss(linear(), loss={"scale": 64.0}))
+    alone = jax.jit(face_loss(linear(), loss=SHARP))
     without = loss_of(told(weight=0.0))
     found, wanted = (of(variables, batch, None)[0] for of in (without, alone))
     assert_array_equal(found, wanted)

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.tasks.faces.loss import COSFACE
 from fedfr_jax.tasks.faces.public_classes import build_public_loss
 from fedfr_jax.types import Batch
 
@@ -57,8 +58,8 @@ def batch_of(seed, count=32, *, is_labeled=True):
 
 
 def loss_with(weight):
-    settings = Training(gate_weight=weight, loss={"scale": 8.0})
-    return build_public_loss(network(), None, settings, make_mesh(1))
+    settings = Training(gate_weight=weight, loss=COSFACE.with_settings(scale=8.0))
+    return build_public_loss(network(), settings, make_mesh(1))
 
 
 @functools.partial(jax.jit, static_argnames="train")

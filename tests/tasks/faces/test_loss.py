@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.losses.margin_losses import class_hinge
+from fedfr_jax.parts import Part
+from fedfr_jax.tasks.faces.loss import COSFACE, Branch, face_loss
 from fedfr_jax.types import Batch, Model
 
 DIM, OWN, PADDED, PUBLIC = 5, 3, 4, 6  # the client has 3 of at most 4 classes
@@ -42,8 +44,8 @@ def problem(seed=0):
     return params, batch
 
 
-def branch_term(params, batch, branch, *, loss="cosface", detach=False, **options):
-    branch = {"name": branch, "weight": 1.0, **options}
+def branch_term(params, batch, branch, *, loss=COSFACE, detach=False, **options):
+    branch = Branch(branch, 1.0, options)
     loss = face_loss(MODEL, branch=branch, loss=loss, detach_branch=detach)
 
     @jax.jit
@@ -85,7 +87,9 @@ def test_cosface_on_all_is_the_softmax_over_own_and_public_classes():
         options = {"scale": scale, "margin": margin}
         actual = branch_term(params, batch, branch="cosface_all", **options)
         np.testing.assert_allclose(actual, np.mean(each), rtol=1e-5)
-    default = branch_term(params, batch, "cosface_all", loss=options)
+    default = branch_term(
+        params, batch, "cosface_all", loss=COSFACE.with_settings(**options)
+    )
     np.testing.assert_allclose(default, actual, rtol=1e-6)
 
 
@@ -179,7 +183,8 @@ def test_the_uniface_branch_is_binary_over_own_classes_with_thresholds_of_their_
 
 def test_fedface_pulls_features_to_class_embeddings_that_stay():
     params, batch = problem()
-    loss = face_loss(MODEL, loss={"name": "class_hinge", "margin": 0.1})
+    hinge = Part(class_hinge, {"margin": 0.1})
+    loss = face_loss(MODEL, loss=hinge)
     value = lambda params: loss({"params": params, "batch_stats": {}}, batch, None)[0]
     found, gradient = jax.jit(jax.value_and_grad(value))(params)
     features = unit(batch.images @ params["backbone"])
@@ -190,17 +195,18 @@ def test_fedface_pulls_features_to_class_embeddings_that_stay():
     assert not gradient["head"].any() and not gradient["phi"].any()
     assert gradient["backbone"].any()
     for other in (
-        {"branch": "cosface"},
+        {"branch": Branch("cosface")},
         {"branch_reweighting": "corrected", "num_clients": 2},
     ):
         with pytest.raises(ValueError, match="loss must be a softmax"):
-            face_loss(MODEL, loss="class_hinge", **other)
+            face_loss(MODEL, loss=hinge, **other)
 
 
 def test_a_mended_reweight_counts_public_classes_once_for_each_other_client():
     params, batch = problem()
     options = {"branch_reweighting": "corrected", "num_clients": 4}
-    loss = face_loss(MODEL, loss={"scale": 8.0, "margin": 0.1}, **options)
+    cosface = COSFACE.with_settings(scale=8.0, margin=0.1)
+    loss = face_loss(MODEL, loss=cosface, **options)
     found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
     weights = np.concatenate([params["head"][:OWN], params["phi"]])
     cosine = unit(batch.images @ params["backbone"]) @ unit(weights).T

@@ -8,7 +8,14 @@ import pytest
 from fedfr_jax.configs import base
 from fedfr_jax.federated.parameter_packing import on_unpacked, pack_networks, unpack
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
+from fedfr_jax.parts import Part
+from fedfr_jax.tasks.faces.loss import (
+    NUMBERS,
+    Branch,
+    face_loss,
+    with_margin_state,
+    with_start,
+)
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -125,7 +132,8 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
 
     model = with_margin_state(Model(None, apply, (5,), 5))
     backbone = {"params": many(5), "batch_stats": many()}
-    backbone = with_start(backbone, LOSSES["adaface"]())
+    adaface = Part(LOSSES["adaface"], {"scale": 30.0, "margin": 0.4})
+    backbone = with_start(backbone, adaface())
     converter = {"kernel": draw(5, 5), "bias": draw(5)}
     own = {"converter": converter, "weights": draw(4, 5), "bias": jnp.float32(3)}
     head, nothing = draw(4, 5), jnp.zeros(6, jnp.int32)
@@ -139,7 +147,7 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
             "is_valid": jnp.arange(6) < 5,
         }
     )
-    loss = face_loss(on_unpacked(model), loss="adaface", branch="uniface")
+    loss = face_loss(on_unpacked(model), loss=adaface, branch=Branch("uniface"))
 
     @jax.jit
     def of(backbone, key):

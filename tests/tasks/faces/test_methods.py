@@ -89,8 +89,10 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
         method = method_of(options)
         # Shuffling would take longer to compile.
         feed, mesh = Batching(8, MIRRORED, shuffle=False), make_mesh(1)
-        given = method.algorithm, feed, task.table, task.population
-        sim = build_simulation(*given, mesh=mesh)
+        population = given.population_of(task)
+        sim = build_simulation(
+            method.algorithm, feed, task.train, population, mesh=mesh
+        )
         end = method.final_adaptation
         BUILT[name] = method, sim, end and final_simulation(sim, end, 2)
     method, sim, last = BUILT[name]
@@ -132,7 +134,7 @@ def test_a_row_trains_through_the_engine(task, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
     assert differs(given.previous(rows), jax.tree.map(lambda x: x[None], BACKBONE))
     variables = sim.algorithm.personalize(server, jax.tree.map(lambda x: x[0], rows))
-    images = decode(task.table.images[:2])
+    images = decode(task.train.images[:2])
     assert method_of(ROWS[name]).embed(variables, images).shape == (2, DIM)
 
 
@@ -200,7 +202,7 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
 
     counted = MODEL._replace(apply=apply)
     method = given.method_of(counted, num_classes=3, hard_negative_threshold=0.0)
-    feed, tables = Batching(8, MIRRORED), (task.table, task.population)
+    feed, tables = Batching(8, MIRRORED), (task.train, given.population_of(task))
     sim = build_simulation(
         method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5
     )
@@ -208,8 +210,8 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
     _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
     jax.effects_barrier()
     whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
-    by_clients = whole(task.population.sizes(outcome.ids) + outcome.num_added)
-    by_the_server = whole(len(task.table.labels))
+    by_clients = whole(given.population_of(task).sizes(outcome.ids) + outcome.num_added)
+    by_the_server = whole(len(task.train.labels))
     assert outcome.num_added.any()
     assert sum(seen) == 2 * (by_clients + by_the_server)
 
@@ -227,7 +229,7 @@ def test_weights_count_hard_negatives_or_not(task):
         task, {**ADDED, "weighting": "num_examples+hard_negatives"}, rounds=1
     )
     _, local, _, _ = run(task, {**ADDED, "weighting": "num_examples"}, rounds=1)
-    assert len(set(np.diff(task.population.offsets).tolist())) > 1
+    assert len(set(np.diff(given.population_of(task).offsets).tolist())) > 1
     assert outcomes[0].num_added.any()
     assert differs(extra, local)
 
@@ -263,8 +265,8 @@ def test_a_client_trained_alone_never_meets_the_others(task):
 def test_class_level_takes_whole_classes_by_phi(task):
     sim, _, _, outcomes = run(task, ROWS["class level"], rounds=1)
     phi = np.asarray(jax.random.normal(jax.random.key(6), (4, DIM)))
-    labels, offsets = task.table.labels, task.population.offsets
-    images = decode(task.table.images)
+    labels, offsets = task.train.labels, given.population_of(task).offsets
+    images = decode(task.train.images)
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cohort = Cohort(np.arange(3, dtype=np.int32), 0)
@@ -292,14 +294,18 @@ def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task)
     mesh = make_mesh(2)
     phi = public_means(MODEL, task, mesh, BACKBONE, 8)
     sim = build_simulation(
-        method.algorithm, Batching(8, SCALED), task.table, task.population, mesh=mesh
+        method.algorithm,
+        Batching(8, SCALED),
+        task.train,
+        given.population_of(task),
+        mesh=mesh,
     )
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
     store = open_store(sim, server)
     server, _ = simulate_round(sim, server, store, 0)
     rows, _ = store.gather(np.arange(3))
-    labels, offsets = task.table.labels, task.population.offsets
-    images = decode(task.table.images)
+    labels, offsets = task.train.labels, given.population_of(task).offsets
+    images = decode(task.train.images)
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     for c, size in enumerate(SIZES):
         own = slice(offsets[c], offsets[c + 1])
@@ -309,7 +315,7 @@ def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task)
     np.testing.assert_array_equal(
         given.own(rows)["branch"]["weights"], given.own(rows)["head"]
     )
-    pixels = jnp.float32(task.table.images) / 127.5 - 1
+    pixels = jnp.float32(task.train.images) / 127.5 - 1
     features = np.asarray(MODEL.apply(BACKBONE, pixels, False)[0])[offsets[-1] :]
     public = labels[offsets[-1] :]
     means = [features[public == k].mean(axis=0) for k in range(4)]
@@ -418,10 +424,12 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
 def test_central_training_on_everybody_has_every_class_once(task):
     everything = public_population(task)
     names = everything.partition.public_identities
-    p, labels = task.partition, everything.table.labels
+    p, labels = task.partition, everything.train.labels
     assert len(names) == 4 + sum(SIZES) == len(set(names.tolist()))
     np.testing.assert_array_equal(np.bincount(labels) > 0, True)
-    np.testing.assert_array_equal(names[labels[: len(p.train)]], task.train_identities)
+    np.testing.assert_array_equal(
+        names[labels[: len(p.train)]], task.partition.train_identities
+    )
     public = p.public_identities[p.public_labels]
     np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
 

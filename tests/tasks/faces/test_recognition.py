@@ -46,14 +46,14 @@ def embed(variables, x):
 def test_rows_of_the_table_are_the_partitions_images(task):
     task, images = task
     p = task.partition
-    np.testing.assert_array_equal(task.table.images[: len(p.train)], images[p.train])
+    np.testing.assert_array_equal(task.train.images[: len(p.train)], images[p.train])
     np.testing.assert_array_equal(
-        task.table.images[len(p.train) :], images[p.public_examples]
+        task.train.images[len(p.train) :], images[p.public_examples]
     )
     labels = np.repeat(np.arange(14), 10)
-    np.testing.assert_array_equal(task.train_identities, labels[p.train])
-    np.testing.assert_array_equal(task.test_identities, labels[p.test])
-    told = task.table.targets["label"]
+    np.testing.assert_array_equal(task.partition.train_identities, labels[p.train])
+    np.testing.assert_array_equal(task.partition.test_identities, labels[p.test])
+    told = task.train.targets["label"]
     client = np.repeat(np.arange(3), np.diff(p.train_offsets))
     own = np.stack(p.identities)[client, told[: len(p.train)]]
     public = p.public_identities[told[len(p.train) :]]
@@ -74,8 +74,8 @@ def test_the_judge_scores_each_clients_own_network(task):
         pixels = np.float32(images[p.test]) / np.float32(127.5) - 1
         expected = client_verification(
             embed(network, pixels),
-            task.test_identities,
-            np.isin(task.test_identities, p.identities[client]),
+            task.partition.test_identities,
+            np.isin(task.partition.test_identities, p.identities[client]),
             fars=(0.1,),
         )
         got = judged.per_client["tar@far=1e-01"][client]

@@ -90,7 +90,7 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
 
 
 def test_templates_are_streamed_as_the_partition_is(task, released, release):
-    read, labels = lambda i: task.evaluation_set.images[i], task.evaluation_set.labels
+    read, labels = lambda i: task.tests.images[i], task.tests.labels
     streamed = task._replace(evaluation_set=stream(read, labels, memory=2 * 20 * 16))
     network = jnp.asarray(released["image_features"][None])
     options = {"templates": {"path": release, "align": False}, **SMALL}

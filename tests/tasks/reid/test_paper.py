@@ -14,7 +14,7 @@ from fedfr_jax.federated.algorithms.fedreid import kd
 from fedfr_jax.models import MODELS
 from fedfr_jax.parts import parse
 from fedfr_jax.schema import keywords
-from fedfr_jax.tasks.methods import LocalReader
+from fedfr_jax.tasks.methods import LOCAL
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig
 from fedfr_jax.tasks.trainers import build_local
 
@@ -66,7 +66,7 @@ def test_the_network_is_resnet_50_with_a_neck_of_512_and_only_a_classifier_of_on
 def test_rates_are_a_tenth_below_the_neck_and_never_decay(config, round):
     """The released scheduler is made anew every round and never comes to step 40."""
     row = {key: config["methods"]["fedpav"][key] for key in TRAINING}
-    local = build_local(parse(LocalReader(), row), lambda *_: 0.0)
+    local = build_local(parse(LOCAL, row), lambda *_: 0.0)
     names = ("stem", "stage4", "neck", "classifier")
     params = {name: {"kernel": jnp.array([2.0])} for name in names}
     gradient = jax.tree.map(lambda x: jnp.array([3.0]), params)

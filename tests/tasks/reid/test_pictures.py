@@ -10,7 +10,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.reid.data import PartitionConfig, build_split
 from fedfr_jax.tasks.reid.evaluator import (
-    PLAIN,
+    QUERY,
     RIGHT,
     WRONG,
     EvaluationConfig,
@@ -49,10 +49,14 @@ def test_a_page_frames_right_and_wrong(has_one, memory):
     one = jnp.int32(0) if has_one else None
     networks = TrainedModels(one, embed, lambda client: jnp.int32(client), embed)
     evaluator = retrieval_sheets(judge, judged, source.names, 2)
-    (drawn,) = evaluator.evaluate(networks).images.values()
-    assert drawn.dtype == np.uint8 and not evaluator.during_training
+    (grid,) = evaluator.evaluate(networks).image_grids.values()
+    assert not evaluator.during_training
     # A gallery of 9: 2 right and 6 wrong images remain beside each of the 2 queries.
-    frame = 2 * 4 * (64 + 128 + 8) - 4 * 4 * 4  # pixels of a frame of 4 around 64 x 128
-    for color, number in ((PLAIN, 2), (RIGHT, 4), (WRONG, 12)):
-        count = (drawn == np.array(color, np.uint8)).all(axis=-1).sum()
-        assert abs(count - number * frame) < 40 + frame / 2  # ink is gray too
+    assert [*grid.images] == [*grid.captions] == ["query", *map(str, range(1, 9))]
+    frames = np.stack([*grid.images.values()], axis=1)[:, :, 0, 0]
+    for color, number in ((QUERY, 2), (RIGHT, 4), (WRONG, 12)):
+        assert (frames == np.array(color)).all(axis=-1).sum() == number
+    assert (frames[:, 0] == QUERY).all()
+    assert (
+        "camera" in grid.captions["1"][0] and "first match" in grid.captions["query"][0]
+    )
