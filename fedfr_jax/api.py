@@ -45,8 +45,6 @@ from fedfr_jax.ranges import Count
 from fedfr_jax.schema import check_keys, checked
 from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
-CHUNK_BYTES = 2**24  # of examples that are checked at one time
-
 
 class FederatedDataset(NamedTuple):
     """Examples grouped by client, in host memory or read when they are needed."""
@@ -90,17 +88,15 @@ class FederatedDataset(NamedTuple):
         cls, x, y, split: ClientPartition
     ) -> tuple["FederatedDataset", "FederatedDataset"]:
         """Build the training and the test set of a partition, such as `dirichlet`'s."""
-        num_clients = len(split.train_offsets) - 1
-        num_classes = np.broadcast_to(np.int32(split.num_classes), num_clients)
+        num_classes = np.broadcast_to(np.int32(split.num_classes), split.num_clients)
         x, y = inputs_of(x), class_labels("y", y, split.num_classes)
 
-        def select(rows, offsets):
-            dataset = Dataset.from_arrays(take_rows(x, rows), y[rows])
-            population = Population(offsets.astype(np.int64), num_classes)
-            return cls(dataset, population, np.arange(num_clients))
+        def select(part):
+            dataset = Dataset.from_arrays(take_rows(x, part.rows), y[part.rows])
+            population = Population(part.offsets, num_classes)
+            return cls(dataset, population, np.arange(split.num_clients))
 
-        train = select(split.train, split.train_offsets)
-        return train, select(split.test, split.test_offsets)
+        return select(split.train), select(split.test)
 
     @classmethod
     def from_reader(
@@ -155,15 +151,12 @@ def examples(x) -> np.ndarray:
         )
     if x.dtype.kind != "f":
         return x
-    step = max(CHUNK_BYTES // max(x[:1].nbytes, 1), 1)
-    for start in range(0, len(x), step):
-        part = x[start : start + step]
-        is_fine = np.isfinite(part).reshape(len(part), -1).all(axis=1)
-        if not is_fine.all():
-            raise ValueError(
-                "x must be finite, got nan or infinity in example "
-                f"{start + int(is_fine.argmin())}. Remove or repair it."
-            )
+    is_finite = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+    if not is_finite.all():
+        raise ValueError(
+            "x must be finite, got nan or infinity in example "
+            f"{int(is_finite.argmin())}. Remove or repair it."
+        )
     return x
 
 

@@ -165,18 +165,14 @@ def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
     x, y, _ = examples()
     split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
     train, test = ff.FederatedDataset.from_partition(x, y, split)
-    for part, rows, offsets in (
-        (train, split.train, split.train_offsets),
-        (test, split.test, split.test_offsets),
-    ):
+    for part, rows in ((train, split.train), (test, split.test)):
         assert part.clients.tolist() == [0, 1, 2]
         for client, (images, labels) in contents(part).items():
-            own = rows[offsets[client] : offsets[client + 1]]
-            np.testing.assert_array_equal(images, x[own])
-            np.testing.assert_array_equal(labels, y[own])
+            np.testing.assert_array_equal(images, x[rows.of(client)])
+            np.testing.assert_array_equal(labels, y[rows.of(client)])
     run, _ = ff.run_round(new_run(lambda: algorithm(None), data=train))
-    right = apply(jax.device_get(run.variables), x[split.test]).argmax(1)
-    expected = (right == y[split.test]).mean()
+    right = apply(jax.device_get(run.variables), x[split.test.rows]).argmax(1)
+    expected = (right == split.test.labels).mean()
     assert ff.evaluate(run, apply, test)["accuracy"] == pytest.approx(expected)
 
 

@@ -111,7 +111,7 @@ def describe_source(settings: Mapping, source: Source) -> tuple[dict, str]:
     reader = PartitionReader(partitions.PARTITIONS, "by_identity")
     parts = split(parse_part(reader, settings, where), source)
     if isinstance(parts, partitions.ClientPartition):
-        report = partitions.class_report(parts, source.labels, source.names)
+        report = partitions.class_report(parts, source.names)
         return report, partitions.format_class_report(report)
     report = partitions.report(parts)
     return report, partitions.format_report(report)

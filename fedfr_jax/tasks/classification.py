@@ -362,7 +362,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     parts, unseen = split_classes(
         config.partition.partition, source, config.partition.unseen_clients
     )
-    facts = class_report(parts, source.labels, source.names)
+    facts = class_report(parts, source.names)
     if config.partition.unseen_clients:
         facts["unseen clients"] = config.partition.unseen_clients
     is_images = is_image(source.input_shape)
@@ -372,7 +372,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         source=source,
         split=(parts, unseen),
         population=build_population(parts, parts.num_classes),
-        num_rows=len(parts.train),
+        num_rows=len(parts.train.rows),
         batching=client_batching(config.federation, is_images=is_images),
         used=data_usage(source, parts, unseen),
         report=facts,
@@ -406,14 +406,14 @@ def load(opened: Opened, network, stream_bytes: int | None) -> Images:
 
     def load_clients(parts: ClientPartition) -> Clients:
         return Clients(
-            train=build_dataset(opened.source, parts.train, stream_bytes),
+            train=build_dataset(opened.source, parts.train.rows, stream_bytes),
             population=build_population(parts, parts.num_classes),
-            test=build_dataset(opened.source, parts.test, stream_bytes),
-            test_offsets=parts.test_offsets,
+            test=build_dataset(opened.source, parts.test.rows, stream_bytes),
+            test_offsets=parts.test.offsets,
         )
 
     clients, unseen = opened.split
-    has_unseen = len(unseen.train) > 0
+    has_unseen = unseen.num_clients > 0
     return Images(load_clients(clients), load_clients(unseen) if has_unseen else None)
 
 

@@ -161,7 +161,7 @@ def split_classes(
     with naming("config.partition"):
         seed = part.settings.get("seed", 0)
         parts, unseen = drop_clients(parts, num_unseen, seed=seed)
-    counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
+    counts = np.bincount(parts.train.labels, minlength=len(source.names))
     if not counts.all():
         without = f" without the {num_unseen} unseen_clients" if num_unseen else ""
         raise ValueError(
@@ -169,7 +169,7 @@ def split_classes(
             f"client{without}, got none of {source.names[int(np.argmin(counts))]!r} "
             f"({np.sum(counts == 0)} such of {len(counts)})."
         )
-    if not len(parts.test):
+    if not len(parts.test.rows):
         raise ValueError("config.partition must leave test images, got none.")
     return parts, unseen
 
@@ -183,19 +183,16 @@ def data_usage(
         if part is None:
             continue
         for use in ("train", "test"):
-            rows, offsets = (part.train, part.train_offsets)
-            if use == "test":
-                rows, offsets = (part.test, part.test_offsets)
-            client = first + np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-            used[prefix + use] = UsedRows(rows, client, source.labels[rows])
-        first += len(part.train_offsets) - 1
+            held = part.train if use == "train" else part.test
+            used[prefix + use] = UsedRows(held.rows, first + held.client, held.labels)
+        first += part.num_clients
     return DataUsage(source, used)
 
 
 def build_population(parts: ClientPartition, num_classes: int) -> Population:
     """Population of a partition, with the same number of classes for all clients."""
-    offsets = parts.train_offsets.astype(np.int64)
-    return Population(offsets, np.broadcast_to(np.int32(num_classes), len(offsets) - 1))
+    each = np.broadcast_to(np.int32(num_classes), parts.num_clients)
+    return Population(parts.train.offsets, each)
 
 
 def build_dataset(

@@ -374,7 +374,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     source = open_data(config.data)
     parts, _ = split_classes(config.partition, source)
-    facts = class_report(parts, source.labels, source.names)
+    facts = class_report(parts, source.names)
     classes = get_masks(source).class_names
     return Opened(
         config=config,
@@ -382,7 +382,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         source=source,
         split=parts,
         population=build_population(parts, len(classes)),
-        num_rows=len(parts.train),
+        num_rows=len(parts.train.rows),
         batching=client_batching(config.federation),
         used=data_usage(source, parts),
         report={**facts, "pixel_classes": list(classes)},
@@ -423,8 +423,8 @@ def load(opened: Opened, network, stream_bytes: int | None) -> Images:
     del network
     parts = opened.split
     return Images(
-        train=with_masks(opened.source, parts.train, stream_bytes),
-        test=with_masks(opened.source, parts.test, stream_bytes),
+        train=with_masks(opened.source, parts.train.rows, stream_bytes),
+        test=with_masks(opened.source, parts.test.rows, stream_bytes),
     )
 
 
@@ -453,7 +453,7 @@ def build_evaluators(
     """Build the evaluators: IoU, representation, and images at the end."""
     evaluation, mesh = opened.config.evaluation, opened.mesh
     batching = Batching(evaluation.batch_size, normalization(preprocessing))
-    tests = EvaluationSet(images.test, opened.split.test_offsets, opened.classes)
+    tests = EvaluationSet(images.test, opened.split.test.offsets, opened.classes)
     evaluators = SegmentationEvaluator(tests, mesh, batching).evaluators
     if evaluation.representation is not None:
         evaluators["representation"] = evaluation.representation.build(

@@ -28,37 +28,27 @@ def with_tests(counts, test_counts, seed=0):
 
 def tables(split, labels):
     """Rows of each client and class, [N, M] of train and of test."""
-    found = []
-    for rows, offsets in (
-        (split.train, split.train_offsets),
-        (split.test, split.test_offsets),
-    ):
-        table = np.zeros((len(offsets) - 1, split.num_classes), int)
-        client = np.repeat(np.arange(len(table)), np.diff(offsets))
-        np.add.at(table, (client, labels[rows]), 1)
-        found.append(table)
+    found = np.zeros((2, split.num_clients, split.num_classes), int)
+    for table, part in zip(found, (split.train, split.test), strict=True):
+        np.add.at(table, (part.client, labels[part.rows]), 1)
     return found
 
 
 def assert_consistent(split, labels, is_test):
-    """Every statement of ClientSplit's docstring."""
-    rows = np.concatenate([split.train, split.test])
+    """Every statement of ClientPartition's docstring."""
+    rows = np.concatenate([split.train.rows, split.test.rows])
     assert len(np.unique(rows)) == len(rows)
     assert split.num_classes == labels.max() + 1
-    for part, offsets in (
-        (split.train, split.train_offsets),
-        (split.test, split.test_offsets),
-    ):
-        assert part.dtype == np.int32 and offsets.dtype == np.int64
-        assert offsets[0] == 0 and offsets[-1] == len(part)
-        assert (np.diff(offsets) >= 0).all()
-        for low, high in zip(offsets[:-1], offsets[1:], strict=True):
-            assert (np.diff(part[low:high]) > 0).all()
-    sizes = np.diff(split.train_offsets)
-    assert sizes.min() >= 1
+    for part in (split.train, split.test):
+        assert part.rows.dtype == np.int32 and part.offsets.dtype == np.int64
+        assert part.offsets[0] == 0 and part.offsets[-1] == len(part.rows)
+        assert (part.sizes >= 0).all() and len(part.sizes) == split.num_clients
+        np.testing.assert_array_equal(part.labels, labels[part.rows])
+        for client in range(split.num_clients):
+            assert (np.diff(part.of(client)) > 0).all()
+    assert split.train.sizes.min() >= 1
     if is_test is not None:
-        assert is_test[split.test].all() and not is_test[split.train].any()
+        assert is_test[split.test.rows].all() and not is_test[split.train.rows].any()
         return
     # A client with two rows or more has one of each kind at least.
-    held = np.diff(split.test_offsets)
-    assert ((held >= 1) | (sizes == 1)).all()
+    assert ((split.test.sizes >= 1) | (split.train.sizes == 1)).all()

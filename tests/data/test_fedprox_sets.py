@@ -81,11 +81,14 @@ def test_clients_hold_the_rows_that_the_power_law_says():
     counts = power_law_counts(np.bincount(labels), classes, 5, 2.0, 3)
     np.testing.assert_array_equal(np.take_along_axis(held, classes, 1), counts)
     assert held.sum() == counts.sum()
-    assert len(np.unique(np.concatenate([split.train, split.test]))) == held.sum()
+    assert (
+        len(np.unique(np.concatenate([split.train.rows, split.test.rows])))
+        == held.sum()
+    )
     other = np.zeros(3000, bool)
     other[::7] = True
     official = power_law(labels, num_clients=20, is_test=other, seed=3)
-    assert set(official.test) <= set(np.flatnonzero(other))
+    assert set(official.test.rows) <= set(np.flatnonzero(other))
     trained, tested = tables(official, labels)
     assert (tested[trained == 0] == 0).all()
 

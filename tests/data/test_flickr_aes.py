@@ -57,10 +57,9 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
     settings = {"name": "natural", "num_clients": 5, "test_fraction": 0.2, "seed": 1}
     part = parse(PartitionReader(PARTITIONS), settings)
     parts = split(part, source)
-    assert len(parts.train_offsets) == 6
+    assert parts.num_clients == 5
     for client in range(5):
-        train = parts.train[slice(*parts.train_offsets[client : client + 2])]
-        test = parts.test[slice(*parts.test_offsets[client : client + 2])]
+        train, test = parts.train.of(client), parts.test.of(client)
         owners = {*source.client_ids[train], *source.client_ids[test]}
         assert len(owners) == 1 and (len(train), len(test)) == (11, 3)
 

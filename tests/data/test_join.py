@@ -40,7 +40,7 @@ def test_a_config_splits_by_part(tmp_path):
     partition = split(part, source)
     part_of = lambda ids: {source.names[i].split("/")[0] for i in ids}
     assert part_of(np.concatenate(partition.identities)) == {"new"}
-    assert part_of(partition.public_identities) == {"old"}
-    assert part_of(partition.unseen_identities) == {"old"}
+    assert part_of(partition.public.identities) == {"old"}
+    assert part_of(partition.unseen.identities) == {"old"}
     with pytest.raises(ValueError, match="k must be one of .* .new, old., got z"):
         names_from(source.names, "z", "k")

@@ -28,9 +28,8 @@ def test_a_million_clients_are_dealt_their_rows(name):
     rows = np.arange(8 * COUNT, dtype=np.int32)
     owners = {"client_ids": rows % COUNT} if name == "natural" else {}
     parts = PARTITIONS[name](rows % 10, **SETTINGS[name], **owners)
-    assert len(parts.train_offsets) == COUNT + 1
-    assert np.diff(parts.train_offsets).min() >= 1
-    owned = np.concatenate([parts.train, parts.test])
+    assert parts.num_clients == COUNT and parts.train.sizes.min() >= 1
+    owned = np.concatenate([parts.train.rows, parts.test.rows])
     assert np.bincount(owned).max() == 1
 
 
@@ -39,5 +38,5 @@ def test_a_million_clients_are_dealt_their_people():
     labels = np.repeat(np.arange(2 * COUNT, dtype=np.int32), 6)
     settings = {"num_clients": COUNT, "ids_per_client": 1, "num_public_ids": 6000}
     parts = PARTITIONS["by_identity"](labels, **settings)
-    assert len(parts.train_offsets) == COUNT + 1
-    assert set(np.diff(parts.train_offsets)) == {4}  # six images, 0.6 of them
+    assert len(parts.train.sizes) == COUNT
+    assert set(parts.train.sizes) == {4}  # six images, 0.6 of them

@@ -40,11 +40,10 @@ def test_every_row_goes_to_one_client(data):
     given_ |= {"test_fraction": data.draw(st.sampled_from([0.01, 0.2, 0.5, 0.99]))}
     first, second = (PARTITIONS[name](labels, **given_, **DEALT[name]) for _ in "ab")
     assert_consistent(first, labels, is_test)
-    assert len(first.train_offsets) == num_clients + 1
+    assert first.num_clients == num_clients
     # All rows are used, and the seed alone decides who gets them.
-    assert len(first.train) + len(first.test) == len(labels)
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert len(first.train.rows) + len(first.test.rows) == len(labels)
+    np.testing.assert_equal(first, second)
 
 
 @pytest.mark.parametrize("name", DEALT)
@@ -58,11 +57,10 @@ def test_test_rows_by_name_are_those_of_fewer_images_too(name):
         split = PARTITIONS[name](labels[:count], **given_)
         held = hold_out_by_name(split, labels[:count], names[:count], 0.3, seed=5)
         assert_consistent(held, labels[:count], None)
-        owners = [
-            np.diff(of.train_offsets) + np.diff(of.test_offsets) for of in (split, held)
-        ]
-        np.testing.assert_array_equal(*owners)
-        tests.append(set(held.test.tolist()))
+        np.testing.assert_array_equal(
+            *(x.train.sizes + x.test.sizes for x in (split, held))
+        )
+        tests.append(set(held.test.rows.tolist()))
     assert tests[0] == {row for row in tests[1] if row < len(labels) - 7}
     assert len(tests[1]) == pytest.approx(0.3 * len(labels), abs=25)
 
@@ -73,19 +71,19 @@ def test_small_clients_and_classes_keep_rows_to_train_on():
     split = natural(labels, client_ids=np.array([0, 0, 0, 1, 1, 2]))
     for seed in range(30):
         held = hold_out_by_name(split, labels, names, 0.5, seed)
-        assert np.diff(held.train_offsets).min() >= 1
-        assert np.diff(held.test_offsets).tolist()[1:] == [1, 0]
-        assert set(labels[held.train]) == {0, 1, 2}
+        assert held.train.sizes.min() >= 1
+        assert held.test.sizes.tolist()[1:] == [1, 0]
+        assert set(held.train.labels) == {0, 1, 2}
 
 
 def test_iid_clients_are_of_one_size():
     labels, is_test = with_tests([31, 40, 30], [9, 9, 9])
     split = iid(labels, num_clients=10, is_test=is_test)
-    assert set(np.diff(split.train_offsets)) == {10, 11}
-    assert set(np.diff(split.test_offsets)) == {2, 3}
+    assert set(split.train.sizes) == {10, 11}
+    assert set(split.test.sizes) == {2, 3}
     held_out = iid(labels, num_clients=8, test_fraction=0.25)
-    assert set(np.diff(held_out.test_offsets)) == {4}
-    assert set(np.diff(held_out.train_offsets)) == {12}
+    assert set(held_out.test.sizes) == {4}
+    assert set(held_out.train.sizes) == {12}
 
 
 @pytest.mark.parametrize(
@@ -151,11 +149,11 @@ def test_no_client_of_dirichlet_is_left_with_too_few_rows(least):
     split = dirichlet(
         labels, num_clients=100, alpha=0.01, min_examples=least, is_test=is_test
     )
-    sizes = np.diff(split.train_offsets)
+    sizes = split.train.sizes
     assert sizes.min() == least and sizes.sum() == 700
     held_out = dirichlet(labels, num_clients=100, alpha=0.01, min_examples=2)
-    assert np.diff(held_out.train_offsets).min() == 1
-    assert np.diff(held_out.test_offsets).min() == 1
+    assert held_out.train.sizes.min() == 1
+    assert held_out.test.sizes.min() == 1
 
 
 def test_a_capped_dirichlet_is_skewed_in_classes_and_balanced_in_numbers():
@@ -171,7 +169,9 @@ def test_a_capped_dirichlet_is_skewed_in_classes_and_balanced_in_numbers():
     assert np.abs(equal - np.array([220, 100, 47]) / 8).max() <= 4
     exact, _ = tables(of(alpha=0.01, max_examples=46, min_examples=40), labels)
     assert sorted(exact.sum(axis=1)) == [45, *[46] * 7]
-    assert (of(alpha=0.5, max_examples=367).train == of(alpha=0.5).train).all()
+    assert (
+        of(alpha=0.5, max_examples=367).train.rows == of(alpha=0.5).train.rows
+    ).all()
 
 
 def test_shards_give_a_client_few_classes_and_equal_rows():
@@ -201,36 +201,24 @@ def test_natural_clients_keep_their_own_rows(tmp_path):
     split = natural(labels, client_ids=owners, is_test=is_test)
     assert_consistent(split, labels, is_test)
     for client, number in enumerate((3, 7, 20)):
-        for rows, offsets, part in (
-            (split.train, split.train_offsets, ~is_test),
-            (split.test, split.test_offsets, is_test),
-        ):
-            own = rows[offsets[client] : offsets[client + 1]]
-            np.testing.assert_array_equal(
-                own, np.flatnonzero(part & (owners == number))
-            )
+        for part, is_part in ((split.train, ~is_test), (split.test, is_test)):
+            own = np.flatnonzero(is_part & (owners == number))
+            np.testing.assert_array_equal(part.of(client), own)
     np.savez(tmp_path / "o.npz", all=owners, a=owners[:50], b=owners[50:])
     words = np.array([f"user{owner:02}" for owner in owners])
     for same in (words, f"{tmp_path}/o.npz:all", f"{tmp_path}/o.npz:a+b"):
         other = natural(labels, client_ids=same, is_test=is_test)
-        np.testing.assert_array_equal(other.train, split.train)
+        np.testing.assert_array_equal(other.train.rows, split.train.rows)
 
 
 def test_some_natural_clients_are_drawn_with_the_seed():
     labels = labels_of([100] * 2)
     owners = np.arange(200) % 20
     split = natural(labels, client_ids=owners, num_clients=6, seed=1)
-    assert len(split.train_offsets) == 7
+    assert split.num_clients == 6
     assert_consistent(split, labels, None)
-    drawn = {
-        frozenset(
-            owners[natural(labels, client_ids=owners, num_clients=6, seed=s).train]
-        )
-        for s in range(5)
-    }
+    of = functools.partial(natural, labels, client_ids=owners, num_clients=6)
+    drawn = {frozenset(owners[of(seed=seed).train.rows]) for seed in range(5)}
     assert all(len(owner) == 6 for owner in drawn) and len(drawn) > 1
     for client in range(6):
-        rows = split.train[
-            split.train_offsets[client] : split.train_offsets[client + 1]
-        ]
-        assert len(set(owners[rows])) == 1
+        assert len(set(owners[split.train.of(client)])) == 1

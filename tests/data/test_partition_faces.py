@@ -16,51 +16,32 @@ from fedfr_jax.data.partition.identities import IdentityNames
 from tests.data.dealt import labels_of
 
 
-def arrays_of(partition):
-    return [*partition[:8], *partition.identities, *partition[9:15]]
-
-
-def clients_of(partition):
-    """Yield (train rows, train labels, test rows, test labels) of each client."""
-    p = partition
-    for c in range(len(p.num_classes)):
-        a = slice(*p.train_offsets[c : c + 2])
-        b = slice(*p.test_offsets[c : c + 2])
-        yield p.train[a], p.train_labels[a], p.test[b], p.test_labels[b]
-
-
 def assert_consistent(partition, labels):
     """Every statement of Partition's docstring, for a partition of `labels`."""
     p = partition
-    rows = np.concatenate([p.train, p.test, p.public_examples, p.unseen_examples])
+    parts = p.train, p.test, p.public, p.unseen
+    rows = np.concatenate([part.rows for part in parts])
     assert len(np.unique(rows)) == len(rows)
-    owners = [*p.identities, p.public_identities, p.unseen_identities]
-    held = np.concatenate(owners)
+    held = np.concatenate([*p.identities, p.public.identities, p.unseen.identities])
     assert len(np.unique(held)) == len(held)
-    assert p.train_offsets[-1] == len(p.train) and p.test_offsets[-1] == len(p.test)
-    for c, (train, own, test, own_test) in enumerate(clients_of(p)):
-        ids = p.identities[c]
-        assert len(ids) == p.num_classes[c]
-        np.testing.assert_array_equal(labels[train], ids[own])
-        np.testing.assert_array_equal(labels[test], ids[own_test])
-        # Every class of the client is trained and tested.
-        np.testing.assert_array_equal(np.unique(own), np.arange(len(ids)))
-        np.testing.assert_array_equal(np.unique(own_test), np.arange(len(ids)))
-    np.testing.assert_array_equal(labels[p.test], p.test_identities)
-    np.testing.assert_array_equal(
-        labels[p.public_examples], p.public_identities[p.public_labels]
-    )
-    np.testing.assert_array_equal(
-        labels[p.unseen_examples], p.unseen_identities[p.unseen_labels]
-    )
-    assert {a.dtype for a in arrays_of(p)} == {np.dtype(np.int32)}
+    for part in (p.train, p.test):
+        assert part.offsets[-1] == len(part.rows)
+        np.testing.assert_array_equal(labels[part.rows], p.identities_of(part))
+        # Every class of a client is trained and tested.
+        pairs = np.unique(np.stack([part.client, part.labels]), axis=1)
+        expected = [(c, i) for c, n in enumerate(p.num_classes) for i in range(n)]
+        np.testing.assert_array_equal(pairs.T, expected)
+    for part in (p.public, p.unseen):
+        np.testing.assert_array_equal(labels[part.rows], part.identities[part.labels])
+    arrays = [x for part in parts for x in (part.rows, part.labels)]
+    assert {x.dtype for x in [*arrays, held]} == {np.dtype(np.int32)}
     numbers = report(p)
     left = p.left_out
     assert left["images"] == len(labels) - len(rows)
     assert left["identities with too few images"] + left[
         "identities not needed"
     ] == len(np.unique(labels)) - len(held)
-    assert numbers["images"]["train"] == len(p.train)
+    assert numbers["images"]["train"] == len(p.train.rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,8 +70,7 @@ def test_identities_are_disjoint_and_rows_used_once(data):
     )
     first, second = (by_identity(labels, **settings_) for _ in range(2))
     assert_consistent(first, labels)
-    for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(first, second)
     number = first.left_out["identities with too few images"]
     assert number == sum(n > 0 for n in poor)
 
@@ -99,8 +79,10 @@ def test_test_images_of_an_identity_do_not_depend_on_the_number_of_clients():
     labels = labels_of([10] * 40)
     few = by_identity(labels, num_clients=2, ids_per_client=5, num_public_ids=0)
     many = by_identity(labels, num_clients=8, ids_per_client=5, num_public_ids=0)
-    tested = many.test[np.isin(many.test_identities, few.test_identities)]
-    np.testing.assert_array_equal(np.sort(tested), np.sort(few.test))
+    is_of_few = np.isin(many.identities_of(many.test), few.client_identities)
+    np.testing.assert_array_equal(
+        np.sort(many.test.rows[is_of_few]), np.sort(few.test.rows)
+    )
 
 
 def named(people):
@@ -118,11 +100,11 @@ def places(people, **changes):
     given = {**sizes, "num_unseen_ids": 4, "names": names, **changes}
     split = by_identity(labels, **given)
     assert_consistent(split, labels)
-    found = {names.images[row]: "public" for row in split.public_examples}
-    found |= {names.images[row]: "unseen" for row in split.unseen_examples}
-    for client, (train, _, test, _) in enumerate(clients_of(split)):
-        found |= {names.images[row]: ("train", client) for row in train}
-        found |= {names.images[row]: ("test", client) for row in test}
+    found = {names.images[row]: "public" for row in split.public.rows}
+    found |= {names.images[row]: "unseen" for row in split.unseen.rows}
+    for use, part in (("train", split.train), ("test", split.test)):
+        owned = zip(part.rows, part.client, strict=True)
+        found |= {names.images[row]: (use, client) for row, client in owned}
     return found
 
 
@@ -150,10 +132,10 @@ def test_names_and_the_seed_draw_and_not_the_order_of_rows():
     mixed = IdentityNames([names.images[row] for row in order], names.identities)
     sizes = {"num_clients": 3, "ids_per_client": 3, "num_public_ids": 5}
     split = by_identity(labels[order], **sizes, num_unseen_ids=4, names=mixed)
-    assert {mixed.images[row] for row in split.train} == {
+    assert {mixed.images[row] for row in split.train.rows} == {
         name for name, place in one.items() if place[0] == "train"
     }
-    share = len(split.train) / (len(split.train) + len(split.test))
+    share = len(split.train.rows) / len([*split.train.rows, *split.test.rows])
     assert share == pytest.approx(0.6, abs=0.15)
 
 
@@ -164,7 +146,8 @@ def test_six_of_ten_images_are_trained(num_images, num_train):
     split = by_identity(
         np.zeros(num_images, int), num_clients=1, ids_per_client=1, num_public_ids=0
     )
-    assert (len(split.train), len(split.test)) == (num_train, num_images - num_train)
+    sizes = [*split.train.sizes, *split.test.sizes]
+    assert sizes == [num_train, num_images - num_train]
 
 
 def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
@@ -174,15 +157,11 @@ def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
     whole = by_identity(labels, **settings)
     part = by_identity(labels, **settings, use_validation_split=True)
     assert_consistent(part, labels)
-    assert set(part.train) | set(part.test) == set(whole.train)
-    assert not set(part.train) & set(part.test)
+    assert {*part.train.rows, *part.test.rows} == {*whole.train.rows}
     assert part.client_identities.tolist() == whole.client_identities.tolist()
-    own = part.train_identities
-    assert np.isin(whole.client_identities, own).all()
-    assert np.isin(whole.client_identities, part.test_identities).all()
-    public = [*part.public_identities, *part.unseen_identities]
-    assert public == whole.public_identities.tolist()
-    assert len(part.unseen_identities) == 3
+    public = [*part.public.identities, *part.unseen.identities]
+    assert public == whole.public.identities.tolist()
+    assert len(part.unseen.identities) == 3
 
 
 def test_fewer_kept_people_are_among_the_others_and_the_unseen_stay():
@@ -191,9 +170,10 @@ def test_fewer_kept_people_are_among_the_others_and_the_unseen_stay():
     whole = by_identity(labels, **sizes, num_unseen_ids=5)
     part = by_identity(labels, **sizes, num_unseen_ids=5, num_trained_public_ids=7)
     assert_consistent(part, labels)
-    assert part.public_identities.tolist() == whole.public_identities[:7].tolist()
-    for name in ("train", "test", "client_identities", "unseen_examples"):
-        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name))
+    assert part.public.identities.tolist() == whole.public.identities[:7].tolist()
+    np.testing.assert_equal(
+        part._replace(public=0, left_out=0), whole._replace(public=0, left_out=0)
+    )
 
 
 def test_masks_choose_where_clients_and_global_identities_come_from():
@@ -211,7 +191,7 @@ def test_masks_choose_where_clients_and_global_identities_come_from():
     )
     assert_consistent(split, labels)
     assert set(np.concatenate(split.identities)) == set(range(12))
-    assert min(split.public_identities) >= 12 and min(split.unseen_identities) >= 12
+    assert min(split.public.identities) >= 12 and min(split.unseen.identities) >= 12
     np.testing.assert_array_equal(split.num_classes, [2, 4, 6])
 
 
@@ -226,7 +206,7 @@ def test_choosy_clients_are_served_before_a_global_set_that_can_use_anyone():
         public_min_images=2,
     )
     assert_consistent(split, labels)
-    assert set(split.public_identities) == set(range(6, 12))
+    assert set(split.public.identities) == set(range(6, 12))
 
 
 def test_ms1m_order_has_the_checksum_of_the_official_split():
@@ -254,16 +234,15 @@ def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
     fits = [i for i in order[:200] if 100 < counts[i] < 110]
     np.testing.assert_array_equal(np.concatenate(split.identities), fits[:40])
     public = [i for i in order[200:] if 60 < counts[i] < 80]
-    np.testing.assert_array_equal(split.public_identities, public[:20])
-    np.testing.assert_array_equal(split.unseen_identities, public[20:25])
+    np.testing.assert_array_equal(split.public.identities, public[:20])
+    np.testing.assert_array_equal(split.unseen.identities, public[20:25])
     # The first 40 images of the file are tested, 61 to 69 are left to train.
     starts = np.concatenate([[0], np.cumsum(counts)])
     expected = np.concatenate([starts[i] + np.arange(40) for i in fits[:40]])
-    np.testing.assert_array_equal(split.test, expected)
-    assert len(split.test) == 4 * 10 * 40
-    trained = [np.bincount(own, minlength=10) for _, own, _, _ in clients_of(split)]
-    assert 61 <= np.min(trained) and np.max(trained) <= 69
-    assert len(split.public_examples) == counts[public[:20]].sum()
+    np.testing.assert_array_equal(split.test.rows, expected)
+    trained = np.bincount(split.train.client * 10 + split.train.labels)
+    assert len(trained) == 40 and 61 <= trained.min() and trained.max() <= 69
+    assert len(split.public.rows) == counts[public[:20]].sum()
 
 
 def test_report_counts_everybody_and_prints_as_a_table():

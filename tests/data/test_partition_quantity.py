@@ -15,7 +15,7 @@ from tests.data.dealt import assert_consistent, labels_of, tables, with_tests
 def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
     labels = labels_of([20_000] * 5)
     split = quantity_skew(labels, num_clients=40, skew=skew, min_examples=50)
-    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    sizes = split.train.sizes + split.test.sizes
     assert sizes.sum() == len(labels)
     law = np.arange(1.0, 41) ** -skew
     expected = 50 + law / law.sum() * (len(labels) - 40 * 50)
@@ -28,12 +28,12 @@ def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
 def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
     labels = labels_of([10**5] * 2)
     split = quantity_skew(labels, num_clients=2000, distribution="lognormal", skew=0.7)
-    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    sizes = split.train.sizes + split.test.sizes
     assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
     other = quantity_skew(
         labels, num_clients=2000, distribution="lognormal", skew=0.7, seed=1
     )
-    assert not np.array_equal(other.train_offsets, split.train_offsets)
+    assert not np.array_equal(other.train.offsets, split.train.offsets)
 
 
 def test_clients_that_are_left_out_take_their_rows_with_them():
@@ -45,11 +45,8 @@ def test_clients_that_are_left_out_take_their_rows_with_them():
 
     def of_clients(part):
         return [
-            (
-                tuple(part.train[slice(*part.train_offsets[c : c + 2])]),
-                tuple(part.test[slice(*part.test_offsets[c : c + 2])]),
-            )
-            for c in range(len(part.train_offsets) - 1)
+            (tuple(part.train.of(client)), tuple(part.test.of(client)))
+            for client in range(part.num_clients)
         ]
 
     whole = of_clients(split)
@@ -59,8 +56,8 @@ def test_clients_that_are_left_out_take_their_rows_with_them():
     for part in (kept, left):  # in their old order
         assert [client for client in whole if client in part] == part
     same, nobody = drop_clients(split, 0)
-    np.testing.assert_array_equal(same.train, split.train)
-    assert len(nobody.train) == len(nobody.test) == 0
+    np.testing.assert_array_equal(same.train.rows, split.train.rows)
+    assert nobody.num_clients == len(nobody.train.rows) == len(nobody.test.rows) == 0
     for wrong in (9, -1):
         with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
             drop_clients(split, wrong)

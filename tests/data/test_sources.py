@@ -19,6 +19,7 @@ from fedfr_jax.data.sources.selection import (
     keep_identities,
     keep_rows,
 )
+from fedfr_jax.models import MODELS, register_model
 from fedfr_jax.types import GALLERY, QUERY, TRAIN
 from tests.faults.inputs import SETS
 
@@ -111,6 +112,7 @@ def test_identities_with_few_images_are_left_out(source):
         (SOURCES, register_source, "mnist"),
         (PARTITIONS, register_partition, "iid"),
         (AUGMENTS, register_augment, "affine"),
+        (MODELS, register_model, "mlp"),
     ],
 )
 def test_a_registered_member_has_a_name_and_none_is_replaced(family, register, known):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from fedfr_jax.models import MODELS
 from fedfr_jax.models.block_scan import run_stack
 from fedfr_jax.models.conv import LayerSettings
 from fedfr_jax.models.iresnet import Block
@@ -75,3 +76,24 @@ def test_a_stack_is_its_blocks_one_after_the_other(length, scan):
         return y, _loop(variables, x, False, length)[0]
 
     chex.assert_trees_all_close(*evaluated(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_deepest_iresnet_is_no_longer_a_program_than_iresnet_50():
+    """So it compiles about as fast: 80 and 512 equal blocks are loops like 4 and 14."""
+
+    def program(depth):
+        model = MODELS["iresnet"]((16, 16, 3), depth=depth, widths=(2, 2, 2, 2))
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+
+        def loss(params, stats, x):
+            given = {"params": params, "batch_stats": stats}
+            output, stats = model.apply(given, x, True)
+            return (output**2).sum(), stats
+
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
+        x = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+        return gradient.lower(*map(variables.get, ("params", "batch_stats")), x)
+
+    shallow, deep = (len(program(depth).as_text()) for depth in (50, 1200))
+    assert deep == pytest.approx(shallow, rel=0.01)

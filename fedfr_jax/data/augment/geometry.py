@@ -140,7 +140,7 @@ def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array
 
 def interpolate(image: jax.Array, x: jax.Array, y: jax.Array, fill: float) -> jax.Array:
     """Sample an image [H, W, C] bilinearly at x, y [H, W]; `fill` outside."""
-    framed = _frame(image, constant("affine's fill", fill, image.dtype))
+    framed = pad_pixels(image, 1, constant("affine's fill", fill, image.dtype))
     left, top = jnp.floor(x), jnp.floor(y)
     right_share, lower_share = (x - left)[..., None], (y - top)[..., None]
     left, top = left.astype(jnp.int32), top.astype(jnp.int32)
@@ -156,15 +156,15 @@ def _between(first, second, share):
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
     """Sample a mask [H, W] at the pixels nearest to x, y [H, W]; `ignore` outside."""
-    framed = _frame(mask, ignore)
+    framed = pad_pixels(mask, 1, ignore)
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
     return _pixels(framed, column, row)
 
 
-def _frame(values, outside):
-    """Pad [H, W, ...] with one pixel of `outside` on every side."""
-    widths = [(1, 1)] * 2 + [(0, 0)] * (values.ndim - 2)
+def pad_pixels(values: jax.Array, width: int, outside) -> jax.Array:
+    """Pad [H, W, ...] with `width` pixels of `outside` on every side."""
+    widths = [(width, width)] * 2 + [(0, 0)] * (values.ndim - 2)
     outside = store(jnp.float32(outside), values.dtype)
     return jnp.pad(values, widths, constant_values=outside)
 
@@ -205,22 +205,19 @@ def horizontal_flip(*, probability: Share = 0.5) -> Augment:
         return jax.random.bernoulli(key, probability).astype(jnp.int32)
 
     def apply(key, inputs, targets):
-        if probability == 1:
-            return mirrored(inputs, targets)
         is_mirrored = draw(key) == 1
         choose = lambda new, old: jnp.where(is_mirrored, new, old)
         return jax.tree.map(choose, mirrored(inputs, targets), (inputs, targets))
 
     def view(i, inputs):
         new, _ = mirrored(inputs, {})
-        if probability == 1:
-            return new
         return jax.tree.map(lambda new, old: jnp.where(i == 1, new, old), new, inputs)
 
     if probability == 0:
         return identity()
     if probability == 1:
-        return Augment(apply, num_views=1, apply_view=view)
+        always = lambda key, inputs, targets: mirrored(inputs, targets)
+        return Augment(always, 1, lambda i, inputs: mirrored(inputs, {})[0])
     return Augment(apply, num_views=2, apply_view=view, sample_view=draw)
 
 
@@ -241,9 +238,7 @@ def pad_and_crop(*, padding: Whole, fill: Fill = 0.0) -> Augment:
     """
 
     def cut(values, start, outside):
-        widths = [(padding, padding)] * 2 + [(0, 0)] * (values.ndim - 2)
-        outside = store(jnp.float32(outside), values.dtype)
-        padded = jnp.pad(values, widths, constant_values=outside)
+        padded = pad_pixels(values, padding, outside)
         starts = (start[0], start[1], *[jnp.int32(0)] * (values.ndim - 2))
         return lax.dynamic_slice(padded, starts, values.shape)
 

@@ -37,13 +37,13 @@ from annotated_types import Interval
 
 from fedfr_jax.data.npz import read_array
 from fedfr_jax.data.partition.client_partition import (
-    UNASSIGNED,
     Assignment,
     ClientPartition,
     assign_classes,
     begin_assignment,
     divide_proportionally,
 )
+from fedfr_jax.data.partition.rows import UNASSIGNED
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Seed
 from fedfr_jax.schema import checked
 

@@ -10,24 +10,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.identities import name_keys
-
-UNASSIGNED = -1  # owner of a row that no client holds
+from fedfr_jax.data.partition.rows import (
+    UNASSIGNED,
+    ClientRows,
+    group_rows,
+    name_keys,
+)
 
 
 class ClientPartition(NamedTuple):
     """Rows of a source by client, for closed-set classification.
 
-    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, in the order
-    of the source, and the same for test. No row is in both or with two clients.
+    A client's rows are in the order of the source. No row is in both parts or with two
+    clients. Labels are those of the source.
     """
 
-    train: np.ndarray  # [C] int32 rows, grouped by client
-    train_offsets: np.ndarray  # [N + 1] int64
-    test: np.ndarray  # [E] int32 rows, grouped by client
-    test_offsets: np.ndarray  # [N + 1] int64
+    train: ClientRows
+    test: ClientRows
     num_classes: int  # M
     client_names: tuple[str, ...] = ()  # N, where the source has names for them
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.train.sizes)
 
 
 def hold_out_by_name(
@@ -48,19 +54,20 @@ def hold_out_by_name(
       names: [T] of the images.
       test_fraction: probability of each image to be for the test, in (0, 1).
     """
-    num_clients = len(split.train_offsets) - 1
     owner = np.full(len(labels), UNASSIGNED)
-    parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
-    for rows, offsets in parts:
-        owner[rows] = np.repeat(np.arange(num_clients), np.diff(offsets))
+    for part in (split.train, split.test):
+        owner[part.rows] = part.client
     keys = name_keys(names, seed, "test")
     is_test = keys < test_fraction
     classes = np.where(owner == UNASSIGNED, UNASSIGNED, labels)
     is_test[_last_of_client(owner, -keys, ~is_test, min_rows=2)] = True
     is_test[_last_of_client(owner, keys, is_test)] = False
     is_test[_last_of_client(classes, keys, is_test)] = False
-    held_out = _group(owner, is_test, num_clients, split.num_classes)
-    return held_out._replace(client_names=split.client_names)
+    train, test = (
+        group_rows(owner, is_part, labels, split.num_clients)
+        for is_part in (~is_test, is_test)
+    )
+    return split._replace(train=train, test=test)
 
 
 def _last_of_client(groups, keys, is_in, min_rows=1):
@@ -80,32 +87,19 @@ def drop_clients(
 
     Clients of both are numbered from 0 in the order that they had.
     """
-    num_clients = len(split.train_offsets) - 1
-    if not 0 <= count < num_clients:
+    if not 0 <= count < split.num_clients:
         raise ValueError(
-            f"unseen_clients must be an integer in [0, {num_clients}), the number of "
-            f"clients, got {count!r}."
+            f"unseen_clients must be an integer in [0, {split.num_clients}), the "
+            f"number of clients, got {count!r}."
         )
-    order = np.random.default_rng(seed).permutation(num_clients)
-    remaining, dropped = np.sort(order[count:]), np.sort(order[:count])
-    return _keep_rows(split, remaining), _keep_rows(split, dropped)
 
+    def keep(clients):
+        names = split.client_names and tuple(split.client_names[c] for c in clients)
+        train, test = split.train.keep(clients), split.test.keep(clients)
+        return ClientPartition(train, test, split.num_classes, names)
 
-def _keep_rows(split, clients):
-    """The partition restricted to `clients` [n]."""
-
-    def select(rows, offsets):
-        sizes = np.diff(offsets)[clients]
-        ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        start = np.repeat(offsets[clients] - ends[:-1], sizes)
-        return rows[np.arange(ends[-1]) + start], ends
-
-    train, train_offsets = select(split.train, split.train_offsets)
-    test, test_offsets = select(split.test, split.test_offsets)
-    names = tuple(split.client_names[c] for c in clients) if split.client_names else ()
-    return ClientPartition(
-        train, train_offsets, test, test_offsets, split.num_classes, names
-    )
+    order = np.random.default_rng(seed).permutation(split.num_clients)
+    return keep(np.sort(order[count:])), keep(np.sort(order[:count]))
 
 
 class Assignment(NamedTuple):
@@ -180,15 +174,18 @@ class Assignment(NamedTuple):
         is_test[self.official_test] = True
         if not len(self.official_test):
             is_test[self._held_out()] = True
-        split = _group(self.owner, is_test, self.num_clients, self.num_classes)
-        is_empty = np.diff(split.train_offsets) == 0
+        train, test = (
+            group_rows(self.owner, is_part, self.labels, self.num_clients)
+            for is_part in (~is_test, is_test)
+        )
+        is_empty = train.sizes == 0
         if is_empty.any():
             raise ValueError(
                 "every client must have a training row, got none for client "
                 f"{int(np.argmax(is_empty))} ({is_empty.sum()} such of "
                 f"{self.num_clients})."
             )
-        return split
+        return ClientPartition(train, test, self.num_classes)
 
     def _held_out(self):
         """Choose test rows: `test_fraction` of each client's, evenly over classes."""
@@ -245,22 +242,6 @@ def begin_assignment(
         owner=np.full(len(labels), UNASSIGNED),
         rng=np.random.default_rng(seed),
     )
-
-
-def _group(owner, is_test, num_clients, num_classes) -> ClientPartition:
-    """Partition of the rows by their owners [T] and what is for the test [T]."""
-    train, train_offsets = _rows_by_client(owner, ~is_test, num_clients)
-    test, test_offsets = _rows_by_client(owner, is_test, num_clients)
-    return ClientPartition(train, train_offsets, test, test_offsets, num_classes)
-
-
-def _rows_by_client(owner, is_part, num_clients):
-    """Rows [.] int32 sorted by client, and offsets [N + 1] int64."""
-    rows = np.flatnonzero(is_part & (owner != UNASSIGNED))
-    client = owner[rows]
-    counts = np.bincount(client, minlength=num_clients)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return rows[np.argsort(client, kind="stable")].astype(np.int32), offsets
 
 
 def assign_classes(

@@ -16,7 +16,6 @@ as for sets whose images have no names, the split is sampled by row numbers, and
 additional image changes it.
 """
 
-import hashlib
 import random
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -24,36 +23,34 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from annotated_types import Interval
 
+from fedfr_jax.data.partition.rows import ClientRows, cumulative, name_keys
 from fedfr_jax.ranges import MAX, Count, OpenShare, Seed, Whole
 from fedfr_jax.schema import checked
 
 AtLeastTwo = Annotated[int, Interval(ge=2, le=MAX)]
 
 
+class IdentityRows(NamedTuple):
+    """Rows of a source of K identities."""
+
+    rows: np.ndarray  # [n] int32
+    labels: np.ndarray  # [n] int32 in [0, K)
+    identities: np.ndarray  # [K] int32
+
+
 class IdentityPartition(NamedTuple):
     """Rows of a source for every part of a federated run.
 
-    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, and the same
-    for test. A device table of `train ++ public_examples` therefore has client c at
-    positions `train_offsets[c]:train_offsets[c + 1]` and public image g at position
-    `len(train) + g`. "Identity" is always the source's own label.
+    Clients' rows are grouped by client, then by class; their labels are the client's
+    own classes. "Identity" is always the source's own label.
     """
 
-    train: np.ndarray  # [C] int32 rows, grouped by client, then by class
-    train_offsets: np.ndarray  # [N + 1] int32
-    train_labels: np.ndarray  # [C] int32 the client's own class
+    train: ClientRows
+    test: ClientRows
     num_classes: np.ndarray  # [N] int32
-    test: np.ndarray  # [E] int32 rows, grouped like train
-    test_offsets: np.ndarray  # [N + 1] int32
-    test_labels: np.ndarray  # [E] int32 the client's own class
-    test_identities: np.ndarray  # [E] int32
     client_identities: np.ndarray  # [I] int32, client by client, in class order
-    public_examples: np.ndarray  # [G] int32 rows
-    public_labels: np.ndarray  # [G] int32 in [0, K_g)
-    public_identities: np.ndarray  # [K_g] int32
-    unseen_examples: np.ndarray  # [U] int32 rows that no training sees
-    unseen_labels: np.ndarray  # [U] int32 in [0, K_u)
-    unseen_identities: np.ndarray  # [K_u] int32
+    public: IdentityRows
+    unseen: IdentityRows  # that no training sees
     left_out: dict[str, int]  # identities and images that no part uses, by reason
 
     @property
@@ -61,12 +58,20 @@ class IdentityPartition(NamedTuple):
         """Identities of each client in class order, N x [num_classes[c]] int32."""
         return np.split(self.client_identities, np.cumsum(self.num_classes)[:-1])
 
+    def identities_of(self, part: ClientRows) -> np.ndarray:
+        """Identity of each row of a part, `train` or `test`, [n] int32."""
+        first = np.cumsum(self.num_classes) - self.num_classes
+        return self.client_identities[first[part.client] + part.labels]
+
     @property
     def train_identities(self) -> np.ndarray:
-        """Identity of each training row, [T_train] int32."""
-        first = np.cumsum(self.num_classes) - self.num_classes
-        first = np.repeat(first, np.diff(self.train_offsets))
-        return self.client_identities[first + self.train_labels]
+        """Identity of each training row."""
+        return self.identities_of(self.train)
+
+    @property
+    def test_identities(self) -> np.ndarray:
+        """Identity of each test row."""
+        return self.identities_of(self.test)
 
 
 class IdentityNames(NamedTuple):
@@ -74,18 +79,6 @@ class IdentityNames(NamedTuple):
 
     images: Sequence[str]
     identities: Sequence[str]
-
-
-def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
-    """Hash each name [n] to a number in [0, 1), independent of the other names.
-
-    Args:
-      use: different uses of a name have different numbers.
-    """
-    key = f"{seed} {use}".encode()
-    digest = lambda name: hashlib.blake2b(name.encode(), digest_size=8, key=key)
-    numbers = [int.from_bytes(digest(name).digest()) >> 11 for name in names]
-    return np.array(numbers, np.float64) / 2**53
 
 
 class IdentityRequest(NamedTuple):
@@ -157,8 +150,7 @@ class RowsByIdentity(NamedTuple):
 def group(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RowsByIdentity:
     """Sort rows [T] by label, then by key."""
     order = np.lexsort((keys, labels)).astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
-    return RowsByIdentity(order, starts, max_rows)
+    return RowsByIdentity(order, cumulative(np.bincount(labels)), max_rows)
 
 
 def assemble(
@@ -178,25 +170,24 @@ def assemble(
       split: training and test rows of these identities.
       fewest: images that an identity must have to be used at all.
     """
-    class_offsets = np.concatenate([[0], np.cumsum(sizes)])
     client = np.repeat(np.arange(len(sizes)), sizes)
 
     def client_rows(first, count):
         rows, index = grouped.rows(client_ids, first, count)
         row_counts = np.bincount(client, weights=count, minlength=len(sizes))
-        offsets = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int32)
-        labels = index - class_offsets[client[index]]
-        return rows, offsets, labels.astype(np.int32)
+        labels = index - cumulative(sizes)[client[index]]
+        return ClientRows(rows, cumulative(row_counts), labels.astype(np.int32))
 
-    def public_rows(ids):
-        return grouped.rows(ids, np.zeros_like(ids), grouped.used(ids))
+    def identity_rows(ids):
+        return IdentityRows(
+            *grouped.rows(ids, np.zeros_like(ids), grouped.used(ids)), ids
+        )
 
-    train, train_offsets, train_labels = client_rows(split.train, split.num_train)
-    test, test_offsets, test_labels = client_rows(split.test, split.num_test)
-    public, public_labels = public_rows(global_ids)
-    unseen, unseen_labels = public_rows(unseen_ids)
+    train = client_rows(split.train, split.num_train)
+    test = client_rows(split.test, split.num_test)
+    public, unseen = identity_rows(global_ids), identity_rows(unseen_ids)
     counts = grouped.counts
-    num_rows = len(train) + len(test) + len(public) + len(unseen)
+    num_rows = sum(len(part.rows) for part in (train, test, public, unseen))
     num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
     num_poor = int(np.sum((counts > 0) & (counts < fewest)))
     left_out = {
@@ -206,20 +197,11 @@ def assemble(
     }
     return IdentityPartition(
         train=train,
-        train_offsets=train_offsets,
-        train_labels=train_labels,
-        num_classes=sizes.astype(np.int32),
         test=test,
-        test_offsets=test_offsets,
-        test_labels=test_labels,
-        test_identities=np.repeat(client_ids, split.num_test),
+        num_classes=sizes.astype(np.int32),
         client_identities=client_ids,
-        public_examples=public,
-        public_labels=public_labels,
-        public_identities=global_ids,
-        unseen_examples=unseen,
-        unseen_labels=unseen_labels,
-        unseen_identities=unseen_ids,
+        public=public,
+        unseen=unseen,
         left_out=left_out,
     )
 

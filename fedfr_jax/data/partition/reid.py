@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.client_partition import UNASSIGNED
+from fedfr_jax.data.partition.rows import UNASSIGNED
 from fedfr_jax.ranges import Count, Seed
 from fedfr_jax.schema import checked
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedfr_jax.data.partition.client_partition import ClientPartition
 from fedfr_jax.data.partition.identities import IdentityPartition
+from fedfr_jax.data.partition.rows import ClientRows
 from fedfr_jax.text import printable
 
 # In the table of the report: this many clients, fewer when its cells become too many.
@@ -14,13 +15,10 @@ MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
 SUMMARY = {"min": 0.0, "median": 0.5, "max": 1.0}  # quantiles
 
 
-def class_report(
-    split: ClientPartition, labels: np.ndarray, names: Sequence[str]
-) -> dict:
+def class_report(split: ClientPartition, names: Sequence[str]) -> dict:
     """Count images by client and class, as numbers for JSON.
 
     Args:
-      labels: [T] int class of each row of the source.
       names: M names of the classes.
 
     Returns:
@@ -31,25 +29,26 @@ def class_report(
       most 1000, and 100 or as many as fill 100,000 cells, "client_names" of these where
       there are names}.
     """
-    labels = np.asarray(labels)
-    train, test = np.diff(split.train_offsets), np.diff(split.test_offsets)
+    train, test = split.train, split.test
     table = {
-        "train": _table(split.train, split.train_offsets, labels, len(names)),
-        "test": _table(split.test, split.test_offsets, labels, len(names)),
+        "train": _table(train, len(names)),
+        "test": _table(test, len(names)),
     }
     client_names = split.client_names[: len(table["train"])]
     named = {"client_names": list(client_names)} if client_names else {}
+    pairs = np.unique(train.client * split.num_classes + train.labels)
+    classes = np.bincount(pairs // split.num_classes, minlength=split.num_clients)
     return {
-        "clients": len(train),
+        "clients": split.num_clients,
         **named,
         "classes": list(names),
-        "images": {"train": len(split.train), "test": len(split.test)},
+        "images": {"train": len(train.rows), "test": len(test.rows)},
         "per_client": {
-            "train images": _quantiles(train, SUMMARY),
-            "test images": _quantiles(test, SUMMARY),
-            "classes": _quantiles(_num_classes(split, labels), SUMMARY),
+            "train images": _quantiles(train.sizes, SUMMARY),
+            "test images": _quantiles(test.sizes, SUMMARY),
+            "classes": _quantiles(classes, SUMMARY),
         },
-        "clients without test images": int(np.sum(test == 0)),
+        "clients without test images": int(np.sum(test.sizes == 0)),
         "table": table,
     }
 
@@ -95,23 +94,13 @@ def _table_lines(numbers):
         yield f"... and {numbers['clients'] - MAX_LINES} more clients"
 
 
-def _num_classes(split, labels):
-    """Number of classes that each client trains on, [N]."""
-    num_clients = len(split.train_offsets) - 1
-    client = np.repeat(np.arange(num_clients), np.diff(split.train_offsets))
-    pairs = np.unique(client * split.num_classes + labels[split.train])
-    return np.bincount(pairs // split.num_classes, minlength=num_clients)
-
-
-def _table(rows, offsets, labels, num_classes):
+def _table(part: ClientRows, num_classes: int) -> list[list[int]]:
     """Images per class of the first n clients, as a nested list [n][M]."""
     max_clients = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
-    offsets = offsets[: max_clients + 1]
-    num_clients = len(offsets) - 1
-    client = np.repeat(np.arange(num_clients), np.diff(offsets))
-    cell = client * num_classes + labels[rows[: offsets[-1]]]
-    counts = np.bincount(cell, minlength=num_clients * num_classes)
-    return counts.reshape(num_clients, num_classes).tolist()
+    first = part.keep(np.arange(len(part.sizes))[:max_clients])
+    cell = first.client * num_classes + first.labels
+    counts = np.bincount(cell, minlength=len(first.sizes) * num_classes)
+    return counts.reshape(-1, num_classes).tolist()
 
 
 _QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
@@ -131,19 +120,19 @@ def report(partition: IdentityPartition) -> dict:
         "clients": len(p.num_classes),
         "identities": {
             "clients": int(p.num_classes.sum()),
-            "global": len(p.public_identities),
-            "unseen": len(p.unseen_identities),
+            "global": len(p.public.identities),
+            "unseen": len(p.unseen.identities),
         },
         "images": {
-            "train": len(p.train),
-            "test": len(p.test),
-            "global": len(p.public_examples),
-            "unseen": len(p.unseen_examples),
+            "train": len(p.train.rows),
+            "test": len(p.test.rows),
+            "global": len(p.public.rows),
+            "unseen": len(p.unseen.rows),
         },
         "per_client": {
             "identities": _quantiles(p.num_classes, _QUANTILES),
-            "train images": _quantiles(np.diff(p.train_offsets), _QUANTILES),
-            "test images": _quantiles(np.diff(p.test_offsets), _QUANTILES),
+            "train images": _quantiles(p.train.sizes, _QUANTILES),
+            "test images": _quantiles(p.test.sizes, _QUANTILES),
         },
         "left_out": dict(p.left_out),
     }

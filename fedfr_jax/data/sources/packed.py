@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,11 +27,10 @@ from fedfr_jax.data.sources.selection import (
 from fedfr_jax.files import advise_random_access, will_need_rows
 from fedfr_jax.json_files import read_json
 from fedfr_jax.ranges import Whole
-from fedfr_jax.schema import naming
+from fedfr_jax.schema import naming, with_tuples
 from fedfr_jax.types import Masks, Pairs, Source
 
-# mask_classes: names and colors as JSON.
-ARRAYS = ("labels", *BY_ROW, "pairs", "is_same", "masks", "mask_classes")
+ARRAYS = ("labels", *BY_ROW, "pairs", "is_same", "masks")
 INDEX, NAMES = "index.json", "names.json"
 MAX_FILE_BYTES = 2**28
 READ_ROWS = 256  # decoded at once while packing
@@ -75,6 +74,7 @@ def pack(
         "image_shape": shape,
         "rows_per_file": rows_per_file,
         "preprocessing": source.preprocessing and source.preprocessing._asdict(),
+        "mask_classes": source.masks and source.masks[1:],  # their names and colors
     }
     (folder / INDEX).write_text(json.dumps(index, indent=1))
     manifest.write_all(folder)
@@ -88,20 +88,7 @@ def _arrays_of(source: Source) -> dict[str, np.ndarray]:
         arrays["pairs"], arrays["is_same"] = source.pairs
     if source.masks is not None:
         arrays["masks"] = source.masks.read(np.arange(len(source.labels)))
-        classes = [source.masks.class_names, source.masks.class_colors]
-        arrays["mask_classes"] = np.frombuffer(json.dumps(classes).encode(), np.uint8)
     return arrays
-
-
-def _masks_of(arrays: Mapping[str, np.ndarray]) -> Masks | None:
-    """Masks of a packed set from its arrays, in memory; None if it has none."""
-    if "masks" not in arrays:
-        return None
-    masks = arrays["masks"]
-    names, colors = json.loads(arrays["mask_classes"].tobytes())
-    colors = colors and tuple(map(tuple, colors))
-    read = lambda rows: masks[check_rows(rows, len(masks))]
-    return Masks(read, tuple(names), colors)
 
 
 def _file_name(number: int) -> str:
@@ -139,6 +126,10 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     }
     shape = tuple(index["image_shape"])
     read = _reader(folder, index["num_images"], index["rows_per_file"], shape)
+    masks = None
+    if "masks" in arrays:  # which are in memory
+        read_masks = lambda rows: arrays["masks"][check_rows(rows, index["num_images"])]
+        masks = Masks(read_masks, *with_tuples(index["mask_classes"]))
     preprocessing = index["preprocessing"]
     if preprocessing is not None:
         with naming(folder / INDEX):
@@ -149,7 +140,7 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
         names=tuple(read_json(folder / NAMES, list)),
         input_shape=shape,
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if "pairs" in arrays else None,
-        masks=_masks_of(arrays),
+        masks=masks,
         preprocessing=preprocessing,
         stored=stored_rows(read, shape, len(arrays["labels"])),
         **{key: arrays[key] for key in BY_ROW if key in arrays},

@@ -6,6 +6,9 @@ decoded as those of every other source. That needs a set prepared as array_recor
 """
 
 import dataclasses
+import functools
+import itertools
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -178,18 +181,15 @@ def scan(
       whether images have the attribute [T] bool.
     """
     labels, landmarks, has_attribute = [], [], []
-    for part in examples.parts:
-        for example in part:
-            label = example
-            for key in layout.label:
-                label = label[key]
-            labels.append(label.decode() if isinstance(label, bytes) else label)
-            if layout.is_celeb_a:
-                points = example["landmarks"]
-                landmarks.append([[points[f"{p}_x"], points[f"{p}_y"]] for p in POINTS])
-            if attribute:
-                check_choice("attribute", attribute, sorted(example["attributes"]))
-                has_attribute.append(example["attributes"][attribute])
+    for example in itertools.chain(*examples.parts):
+        label = functools.reduce(operator.getitem, layout.label, example)
+        labels.append(label.decode() if isinstance(label, bytes) else label)
+        if layout.is_celeb_a:
+            points = example["landmarks"]
+            landmarks.append([[points[f"{p}_x"], points[f"{p}_y"]] for p in POINTS])
+        if attribute:
+            check_choice("attribute", attribute, sorted(example["attributes"]))
+            has_attribute.append(example["attributes"][attribute])
     points = np.array(landmarks, np.float32) if layout.is_celeb_a else None
     return np.array(labels), points, np.array(has_attribute, bool)
 

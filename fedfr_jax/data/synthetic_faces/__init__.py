@@ -31,7 +31,7 @@ from fedfr_jax.data.synthetic_faces import drawing
 from fedfr_jax.data.synthetic_faces.drawing import (
     cover,
     develop,
-    over,
+    paint,
     project,
     surface,
 )
@@ -118,23 +118,28 @@ def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
       [H, W, 3] float32 in [0, 1].
     """
     head_surface = surface(person, photograph, size)
-    shade, gloss = drawing.lighting(person, photograph, head_surface)
+    scene = person, photograph, head_surface
+    shade, gloss = drawing.lighting(*scene)
+    head = paint(
+        drawing.skin(*scene),
+        drawing.marks(person, head_surface),
+        drawing.beard(*scene),
+        drawing.nose(*scene),
+        drawing.mouth(*scene),
+        drawing.eyes(*scene),
+        drawing.brows(*scene),
+    )
+    head = paint(head * shade[None] + gloss[None], drawing.hair_front(*scene))
     flat = photograph["ambient"] + 0.45 * photograph["diffuse"]
-    image = drawing.background(photograph, size)
-    image = drawing.hair_behind(image, person, photograph, head_surface)
-    image = drawing.body(image, person, photograph, head_surface, flat)
-    image = drawing.ears(image, person, photograph, head_surface, flat)
-    head = drawing.skin(person, photograph, head_surface)
-    head = drawing.beard(head, person, photograph, head_surface)
-    head = drawing.nose(head, person, photograph, head_surface)
-    head = drawing.mouth(head, person, photograph, head_surface)
-    head = drawing.eyes(head, person, photograph, head_surface)
-    head = drawing.brows(head, person, photograph, head_surface)
-    head = head * shade[None] + gloss[None]
-    head = drawing.hair_front(head, person, photograph, head_surface)
-    image = over(image, head, cover(head_surface.distance, head_surface.pixel))
-    image = drawing.glasses(image, person, photograph, head_surface)
-    image = drawing.hider(image, photograph, head_surface)
+    image = paint(
+        drawing.background(photograph, size),
+        drawing.hair_behind(*scene),
+        drawing.body(*scene, flat),
+        drawing.ears(*scene, flat),
+        [(head, cover(head_surface.distance, head_surface.pixel))],
+        drawing.glasses(*scene),
+        drawing.hider(photograph, head_surface),
+    )
     return jnp.moveaxis(develop(image, photograph), 0, -1)
 
 

@@ -5,13 +5,16 @@ of half axes width(Y) s(Y) and depth(Y) s(Y). Rays meet it in closed form for an
 pitch is a fixed-point step on Y.
 
 Images are [3, H, W] while they are painted, so that a mask [H, W] is computed once for
-the three colors. Every layer is a soft mask of analytic shapes. The face is drawn in
-the head's coordinates (X across, Y down), so it turns with the head, before the head is
-blended over the background. Hair and glasses are drawn in the head's coordinates too,
-other surroundings in the image plane.
+the three colors. A feature is a sequence of layers, each a color and its coverage, a
+soft mask of analytic shapes. The face is drawn in the head's coordinates (X across, Y
+down), so it turns with the head, before the head is blended over the background. Hair
+and glasses are drawn in the head's coordinates too, other surroundings in the image
+plane.
 """
 
+import itertools
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -178,9 +181,15 @@ def rgb(*values) -> jax.Array:
     return jnp.stack([jnp.asarray(v, jnp.float32) for v in values])[:, None, None]
 
 
-def over(image: jax.Array, color: jax.Array, alpha: jax.Array) -> jax.Array:
-    """Blend a color [3, 1, 1] or image [3, H, W] over an image by alpha [H, W]."""
-    return image + alpha[None] * (color - image)
+# A color [3, 1, 1], or an image [3, H, W], and its coverage [H, W].
+Layer = tuple[jax.Array, jax.Array]
+
+
+def paint(image: jax.Array, *features: Iterable[Layer]) -> jax.Array:
+    """Blend the layers of features over an image [3, H, W], one after another."""
+    for color, alpha in itertools.chain(*features):
+        image = image + alpha[None] * (color - image)
+    return image
 
 
 def skin_color(face: PyTree) -> jax.Array:
@@ -283,7 +292,7 @@ def lighting(
 
 
 def skin(face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
-    """Skin with texture, blush, folds, freckles, mole and beard; [3, H, W]."""
+    """Skin with texture and folds, [3, H, W]."""
     x, y = surface.across, surface.down
     side = jnp.abs(x)
     angle, rate = face["texture_angle"], face["texture_frequency"]
@@ -299,24 +308,26 @@ def skin(face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     tone -= depth * 0.5 * bell(fold, y, 0.0, middle, 0.035, 0.13)
     wrinkles = wave(38.0 * y + 2.0 * side) * bell(x, y, 0.0, -0.42, 0.4, 0.13)
     tone -= 0.16 * jnp.clip(face["age"], 0.0, 1.0) * wrinkles
-    image = skin_color(face) * tone[None]
-    blush = (
-        0.35 * jnp.clip(face["blush"], 0.0, 1.0) * bell(side, y, 0.4, 0.38, 0.2, 0.17)
-    )
-    image = over(image, rgb(0.80, 0.30, 0.28), blush)
+    return skin_color(face) * tone[None]
+
+
+def marks(face: PyTree, surface: Surface) -> Iterator[Layer]:
+    """Draw blush, freckles and a mole."""
+    x, y = surface.across, surface.down
+    blush = bell(jnp.abs(x), y, 0.4, 0.38, 0.2, 0.17)
+    blush = 0.35 * jnp.clip(face["blush"], 0.0, 1.0) * blush
+    yield rgb(0.80, 0.30, 0.28), blush
     phase = face["freckle_phase"]
     dots = wave(31.0 * x + phase + 3.0 * y) * wave(29.0 * y - phase - 4.0 * x)
     dots = ramp(dots, 0.35, 0.8) * bell(x, y, 0.0, 0.28, 0.5, 0.2)
-    image = over(
-        image, rgb(0.42, 0.24, 0.15), 0.6 * jnp.clip(face["freckles"], 0.0, 0.8) * dots
-    )
+    yield rgb(0.42, 0.24, 0.15), 0.6 * jnp.clip(face["freckles"], 0.0, 0.8) * dots
     mole = ellipse(x - face["mole_x"], y - face["mole_y"], 0.02, 0.02)
     mole = cover(mole - face["mole_size"], surface.pixel + 0.01)
     mole = mole * ramp(face["mole_size"], 0.0, 0.01)
-    return over(image, rgb(0.22, 0.12, 0.09), 0.85 * mole)
+    yield rgb(0.22, 0.12, 0.09), 0.85 * mole
 
 
-def beard(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def beard(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw beard and moustache; their amount varies a little per photograph."""
     x, y = surface.across, surface.down
     side = jnp.abs(x)
@@ -328,10 +339,10 @@ def beard(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     lip = 0.5 * (mouth + face["nose_y"]) + 0.025
     upper = bell(x, y, 0.0, lip + 0.25 * side, 0.26, 0.065)
     upper *= jnp.clip(1.6 * (face["moustache"] + shot["stubble"]), 0.0, 0.95)
-    return over(image, hair_color(face) * 0.85, jnp.maximum(lower, upper) * grain)
+    yield hair_color(face) * 0.85, jnp.maximum(lower, upper) * grain
 
 
-def nose(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def nose(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw nostrils, wings and the shadow under the nose."""
     y = surface.down
     lean = jnp.tan(shot["yaw"]) * face["nose_out"]
@@ -339,12 +350,12 @@ def nose(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     side = jnp.abs(x)
     width, low = face["nose_width"], face["nose_y"]
     dark = skin_color(face) * 0.35
-    image = over(image, dark, 0.35 * bell(x, y, 0.0, low + 0.075, width * 1.1, 0.035))
+    yield dark, 0.35 * bell(x, y, 0.0, low + 0.075, width * 1.1, 0.035)
     wing = jnp.abs(jnp.sqrt((side - width) ** 2 + (y - low + 0.02) ** 2) - 0.05)
     wing = bell(wing, side, 0.0, width + 0.06, 0.018, 0.05)
-    image = over(image, dark, 0.45 * wing)
+    yield dark, 0.45 * wing
     hole = bell(side, y, 0.58 * width, low + 0.035, 0.42 * width, 0.028)
-    return over(image, dark * 0.6, jnp.clip(face["nostrils"], 0.2, 1.0) * hole)
+    yield dark * 0.6, jnp.clip(face["nostrils"], 0.2, 1.0) * hole
 
 
 def mouth_shape(face: PyTree, shot: PyTree) -> tuple[jax.Array, ...]:
@@ -354,7 +365,7 @@ def mouth_shape(face: PyTree, shot: PyTree) -> tuple[jax.Array, ...]:
     return width, 0.07 * smile + face["mouth_bend"], 0.10 * opening
 
 
-def mouth(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def mouth(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw lips, the line between them, and teeth if they part."""
     width, lift, opening = mouth_shape(face, shot)
     u = (surface.across - 0.5 * face["asymmetry"]) / width
@@ -370,18 +381,18 @@ def mouth(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     red = jnp.clip(face["lip_red"], 0.0, 1.0)
     lip = tone * rgb(0.86, 0.62, 0.60) * (1.0 - 0.12 * red)
     lip = lip + 0.4 * red * (rgb(0.70, 0.20, 0.24) - lip)
-    image = over(image, lip, 0.92 * lips)
-    image = over(image, tone * 0.4, 0.35 * bell(u, y, 0.0, low + 0.05, 0.6, 0.03))
+    yield lip, 0.92 * lips
+    yield tone * 0.4, 0.35 * bell(u, y, 0.0, low + 0.05, 0.6, 0.03)
     inside = cover(jnp.maximum(-0.6 * gap - y, y - 1.4 * gap), surface.pixel + 0.01)
     inside = inside * ramp(opening, 0.005, 0.02)
-    image = over(image, rgb(0.20, 0.06, 0.06), inside)
+    yield rgb(0.20, 0.06, 0.06), inside
     teeth = inside * cover(y - 0.25 * gap, surface.pixel + 0.01)
-    image = over(image, rgb(0.90, 0.88, 0.82), 0.9 * teeth)
+    yield rgb(0.90, 0.88, 0.82), 0.9 * teeth
     line = bell(u, y, 0.0, 0.0, 0.95, 0.014) * (1.0 - inside)
-    return over(image, tone * rgb(0.30, 0.18, 0.18), 0.8 * line)
+    yield tone * rgb(0.30, 0.18, 0.18), 0.8 * line
 
 
-def eyes(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def eyes(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw eyes with iris, pupil, lashes, lid crease and a highlight."""
     x, y = surface.across, surface.down - face["eye_y"]
     sign = jnp.sign(x)
@@ -398,28 +409,28 @@ def eyes(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     gaze = u - sign * shot["gaze_x"]
     rise = y - shot["gaze_y"] + 0.012
     radius = jnp.sqrt(gaze * gaze + rise * rise)
-    image = over(image, rgb(0.93, 0.91, 0.89), is_eye)
+    yield rgb(0.93, 0.91, 0.89), is_eye
     t = jnp.clip(face["iris_tone"], 0.0, 1.0)
     pale, brown = rgb(0.42, 0.58, 0.66), rgb(0.22, 0.12, 0.06)
     iris = pale + t * (brown - pale) + t * (1 - t) * rgb(0.05, 0.20, -0.25)
-    image = over(image, iris, is_eye * cover(radius - face["iris_size"], pixel))
+    yield iris, is_eye * cover(radius - face["iris_size"], pixel)
     pupil = cover(radius - 0.45 * face["iris_size"], pixel)
-    image = over(image, rgb(0.02, 0.02, 0.02), is_eye * pupil)
+    yield rgb(0.02, 0.02, 0.02), is_eye * pupil
     glint = is_eye * bell(
         gaze - sign * 0.03 * shot["light_x"], rise, 0.0, -0.025, 0.02, 0.02
     )
-    image = over(image, rgb(1.0, 1.0, 1.0), 0.9 * glint)
+    yield rgb(1.0, 1.0, 1.0), 0.9 * glint
     inside = ramp(arc, -0.15, 0.1)
     dark = rgb(0.10, 0.06, 0.05)
     lash = hump(((y - top) / 0.022) ** 2) * inside
-    image = over(image, dark, 0.85 * lash)
+    yield dark, 0.85 * lash
     rim = hump(((y - low) / 0.014) ** 2) * inside
-    image = over(image, skin_color(face) * 0.4, 0.45 * rim)
+    yield skin_color(face) * 0.4, 0.45 * rim
     crease = hump(((y - top + face["lid_crease"]) / 0.016) ** 2) * inside
-    return over(image, skin_color(face) * 0.4, 0.5 * crease)
+    yield skin_color(face) * 0.4, 0.5 * crease
 
 
-def brows(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def brows(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw arched brows that can rise and frown."""
     u = jnp.abs(surface.across) - face["brow_x"]
     a = u / face["brow_length"]
@@ -433,7 +444,7 @@ def brows(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
         jnp.maximum(off, jnp.abs(u) - face["brow_length"]), surface.pixel + 0.03
     )
     color = hair_color(face) * 0.7
-    return over(image, color, jnp.clip(face["brow_density"], 0.3, 0.95) * mask)
+    yield color, jnp.clip(face["brow_density"], 0.3, 0.95) * mask
 
 
 def background(shot: PyTree, size: int) -> jax.Array:
@@ -454,25 +465,21 @@ def background(shot: PyTree, size: int) -> jax.Array:
     return jnp.clip(color + tone[None], 0.0, 1.0)
 
 
-def body(image, face: PyTree, shot: PyTree, surface: Surface, shade) -> jax.Array:
+def body(face: PyTree, shot: PyTree, surface: Surface, shade) -> Iterator[Layer]:
     """Draw the neck in the chin's shadow, shoulders and collar."""
     x, y = surface.x - 0.1 * jnp.sin(shot["yaw"]), surface.y
     neck = jnp.maximum(jnp.abs(x) - face["neck_width"] - 0.1 * (y - 1.0) ** 2, 0.3 - y)
     tone = skin_color(face) * shade * (0.55 + 0.4 * ramp(y, 0.95, 1.6))[None]
-    image = over(image, tone, cover(neck, surface.pixel + 0.01))
+    yield tone, cover(neck, surface.pixel + 0.01)
     torso = squircle(x, y - 2.5, 1.6, 1.15, 0.6)
     torso = jnp.maximum(torso, 1.25 + shot["collar"] - jnp.abs(x) * 1.6 - y + 0.1)
     cloth = rgb(shot["cloth_red"], shot["cloth_green"], shot["cloth_blue"])
     stripes = 1.0 + shot["cloth_stripes"] * jnp.sign(wave(22.0 * (y + 0.2 * x)))
     fall = 0.75 + 0.25 * hump((x - 0.3 * shot["light_x"]) ** 2)
-    return over(
-        image,
-        cloth * shade * (stripes * fall)[None],
-        cover(torso, surface.pixel + 0.02),
-    )
+    yield cloth * shade * (stripes * fall)[None], cover(torso, surface.pixel + 0.02)
 
 
-def ears(image, face: PyTree, shot: PyTree, surface: Surface, shade) -> jax.Array:
+def ears(face: PyTree, shot: PyTree, surface: Surface, shade) -> Iterator[Layer]:
     """Draw both ears, rotated with the head; long hair hides them."""
     cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
     hidden = ramp(face["hair_length"] + shot["hair_length"], 0.55, 0.75)
@@ -485,10 +492,9 @@ def ears(image, face: PyTree, shot: PyTree, surface: Surface, shade) -> jax.Arra
         y = surface.y - face["ear_y"] + 0.1 * jnp.sin(shot["pitch"]) - sign * 0.1 * x
         wide = size * (0.45 + 0.5 * jnp.clip(-sign * sin, 0.0, 1.0))
         mask = cover(ellipse(x, y, wide, size), surface.pixel + 0.01) * (1.0 - hidden)
-        image = over(image, tone, mask)
+        yield tone, mask
         hollow = bell(x, y, 0.0, 0.0, 0.5 * wide, 0.6 * size)
-        image = over(image, tone * 0.6, 0.7 * hollow * mask)
-    return image
+        yield tone * 0.6, 0.7 * hollow * mask
 
 
 def hair_shade(face: PyTree, x, y) -> jax.Array:
@@ -499,7 +505,7 @@ def hair_shade(face: PyTree, x, y) -> jax.Array:
     return 1.0 + 0.12 * strands + 0.10 * wave(5.0 * x - 3.0 * y + strands)
 
 
-def hair_behind(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def hair_behind(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw the hair behind the face: crown, sides and, if long, the back."""
     bald = ramp(face["baldness"], 0.0, 0.1)
     volume = jnp.clip(face["hair_volume"] + shot["hair_volume"], 0.01, 0.4)
@@ -520,10 +526,10 @@ def hair_behind(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Arra
     steep = jnp.abs(x) * 2.0 / width**2 + 0.6
     mask = cover(outline / steep + curl, surface.pixel + 0.02)
     color = hair_color(face) * (0.62 * hair_shade(face, x, y))[None]
-    return over(image, color, mask * (1.0 - bald))
+    yield color, mask * (1.0 - bald)
 
 
-def hair_front(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def hair_front(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw the hair on the head: hairline, temples, sideburns and fringe."""
     x, y = surface.across, surface.down
     side = jnp.abs(x)
@@ -546,10 +552,10 @@ def hair_front(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array
     gloss = 1.0 + 0.35 * bell(x, y, face["hair_part"], -0.8, 0.5, 0.12)
     part = 1.0 - 0.3 * bell(x, y, face["hair_part"], -0.9, 0.03, 0.35)
     tone = hair_shade(face, x, y) * gloss * part
-    return over(image, hair_color(face) * tone[None], mask)
+    yield hair_color(face) * tone[None], mask
 
 
-def glasses(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
+def glasses(face: PyTree, shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw glasses: frames, tinted lenses and the bridge."""
     worn = (shot["wears"] < 1.5 * face["glasses"]).astype(jnp.float32)
     x = surface.across - 0.10 * jnp.tan(shot["yaw"])
@@ -565,13 +571,11 @@ def glasses(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     frame = jnp.minimum(jnp.abs(lens) - thick, jnp.minimum(bridge, temple))
     t = jnp.clip(face["glasses_tone"], 0.02, 0.8)
     tint = 0.12 * worn * cover(lens, surface.pixel)
-    image = over(image, rgb(0.75, 0.80, 0.85), tint)
-    return over(
-        image, rgb(t, 0.8 * t, 0.7 * t), 0.9 * worn * cover(frame, surface.pixel)
-    )
+    yield rgb(0.75, 0.80, 0.85), tint
+    yield rgb(t, 0.8 * t, 0.7 * t), 0.9 * worn * cover(frame, surface.pixel)
 
 
-def hider(image, shot: PyTree, surface: Surface) -> jax.Array:
+def hider(shot: PyTree, surface: Surface) -> Iterator[Layer]:
     """Draw an object in front of the face, in the photographs that have one."""
     x, y = surface.x - shot["hider_x"], surface.y - shot["hider_y"]
     cos, sin = jnp.cos(shot["hider_turn"]), jnp.sin(shot["hider_turn"])
@@ -581,4 +585,4 @@ def hider(image, shot: PyTree, surface: Surface) -> jax.Array:
     )
     color = rgb(shot["hider_red"], shot["hider_green"], shot["hider_blue"])
     color = color * (1.0 + 0.25 * v + 0.1 * wave(14.0 * u))[None]
-    return over(image, color, shot["is_hidden"] * cover(thing, surface.pixel + 0.01))
+    yield color, shot["is_hidden"] * cover(thing, surface.pixel + 0.01)

@@ -23,12 +23,12 @@ class FaceData(NamedTuple):
     @property
     def first_public(self) -> int:
         """First row of the public images in `train`."""
-        return len(self.partition.train)
+        return len(self.partition.train.rows)
 
     @property
     def first_unseen(self) -> int:
         """First row of the unseen images in `tests`."""
-        return len(self.partition.test)
+        return len(self.partition.test.rows)
 
 
 def build_face_data(
@@ -50,11 +50,11 @@ def build_face_data(
     """
     p = partition
     train = source._replace(read=build_inputs(source, with_landmarks))
-    rows = np.concatenate([p.train, p.public_examples])
-    labels = np.concatenate([p.train_labels, p.public_labels])
+    rows = np.concatenate([p.train.rows, p.public.rows])
+    labels = np.concatenate([p.train.labels, p.public.labels])
     tested = source._replace(read=build_inputs(source, with_evaluation_landmarks))
-    tested_rows = np.concatenate([p.test, p.unseen_examples])
-    identities = np.concatenate([p.test_identities, p.unseen_labels])
+    tested_rows = np.concatenate([p.test.rows, p.unseen.rows])
+    identities = np.concatenate([p.test_identities, p.unseen.labels])
     return FaceData(
         partition=p,
         train=build_dataset(train, rows, stream_bytes, label=labels),

@@ -405,7 +405,7 @@ def cache_embeddings(
       ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
     """
     p, table, embeddings, file = task.partition, task.train, None, None
-    rows = np.concatenate([p.train, p.public_examples])
+    rows = np.concatenate([p.train.rows, p.public.rows])
     for where, (distill, settings) in distillations.items():
         if distill is None or distill.cache is None:
             continue

@@ -168,7 +168,7 @@ class FaceEvaluator:
         verify = CLIENT_VERIFICATIONS[config.client_thresholds]
         self._verify = functools.partial(verify, negatives=config.negatives)
         self._fars, self._fpirs = as_tuple(config.fars), as_tuple(config.fpirs)
-        self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
+        self._pairs = balanced_pairs(task.partition.unseen.labels, MAX_PAIRS, seed)
         plain = normalization(task.alignment)
         self._augments = {
             "plain": plain,
@@ -220,7 +220,7 @@ class FaceEvaluator:
           embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
             network, it names the compiled function.
         """
-        labels = self._task.partition.unseen_labels
+        labels = self._task.partition.unseen.labels
         rows = self._task.first_unseen + np.arange(len(labels))
         features = self._embed(embed, variables, self._test, rows)
         metrics = generic_verification(features, labels, fars=self._fars)
@@ -244,7 +244,7 @@ class FaceEvaluator:
     def _samples(self, features: np.ndarray) -> Samples:
         """Wrong pairs of unseen identities, and a map of some embeddings."""
         indices, is_same = self._pairs
-        labels = self._task.partition.unseen_labels
+        labels = self._task.partition.unseen.labels
         names = [f"identity {label}" for label in labels]
         unit = unit_rows(features)
         scores = (unit[indices[:, 0]] * unit[indices[:, 1]]).sum(axis=1)
@@ -265,7 +265,7 @@ class FaceEvaluator:
 
     def _of_masked(self, embed, variables) -> dict[str, float]:
         """Scores of the unseen identities, with a mask on every second image."""
-        labels = self._task.partition.unseen_labels
+        labels = self._task.partition.unseen.labels
         rows = self._task.first_unseen + np.arange(len(labels))
         views = self._views(embed, variables, self._test, rows, "covered")
         kind = 1 + np.arange(len(labels)) % 2
@@ -286,7 +286,7 @@ class FaceEvaluator:
             shared = features, self._embed(*model, self._train, train)
         results = []
         for client, own in enumerate(task.partition.identities):
-            low, high = task.partition.train_offsets[client : client + 2]
+            low, high = task.partition.train.offsets[client : client + 2]
             if shared is None:
                 model = client_model(networks, client)
                 queries = self._embed(*model, self._test, test)

@@ -184,10 +184,13 @@ def public_population(task: FaceData) -> FaceData:
         np.searchsorted(p.client_identities, p.train_identities, sorter=order)
     ]
     labels = np.array(task.train.labels)
-    labels[: len(place)] = len(p.public_identities) + place
-    identities = np.concatenate([p.public_identities, p.client_identities])
+    labels[: len(place)] = len(p.public.identities) + place
+    identities = np.concatenate([p.public.identities, p.client_identities])
     return task._replace(
-        partition=p._replace(public_identities=identities, train=p.train[:0]),
+        partition=p._replace(
+            public=p.public._replace(identities=identities),
+            train=p.train.keep(np.arange(0)),
+        ),
         train=task.train.with_labels(labels),
     )
 
@@ -202,7 +205,7 @@ def without_labels(task: FaceData, names: tuple[str, ...], part: str) -> FaceDat
       ValueError: when no public identity is of that part, or all are.
     """
     p, key = task.partition, "config.pretrain.distill.unlabeled_source"
-    is_none = names_from(tuple(names[i] for i in p.public_identities), part, key)
+    is_none = names_from(tuple(names[i] for i in p.public.identities), part, key)
     if is_none.all():
         raise ValueError(
             f"{key} must leave some public identities with labels, got {part!r}."
@@ -210,8 +213,9 @@ def without_labels(task: FaceData, names: tuple[str, ...], part: str) -> FaceDat
     first, labels = task.first_public, np.array(task.train.labels)
     place = np.where(is_none, -1, np.cumsum(~is_none) - 1).astype(labels.dtype)
     labels[first:] = place[labels[first:]]
+    kept = p.public.identities[~is_none]
     return task._replace(
-        partition=p._replace(public_identities=p.public_identities[~is_none]),
+        partition=p._replace(public=p.public._replace(identities=kept)),
         train=task.train.with_labels(labels),
     )
 
@@ -221,7 +225,7 @@ def public_means(
 ) -> jax.Array:
     """Mean feature [M_g, D] of every public class, without flips or normalization."""
     embed = lambda variables, images: model.apply(variables, images, False)[0]
-    first, labels = task.first_public, task.partition.public_labels
+    first, labels = task.first_public, task.partition.public.labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
     table = place_examples(task.train, mesh)
     embedded = build_embed(
@@ -229,7 +233,7 @@ def public_means(
     )
     features = embedded(backbone, table, rows)
     sums = jax.ops.segment_sum(
-        features[: len(rows), 0], labels, len(task.partition.public_identities)
+        features[: len(rows), 0], labels, len(task.partition.public.identities)
     )
     return sums / np.bincount(labels)[:, None].astype(sums.dtype)
 
@@ -286,7 +290,7 @@ def public_training(
     first_row = task.first_public
     if settings.distill and settings.distill.unlabeled_source:
         task = without_labels(task, names, settings.distill.unlabeled_source)
-    identities = task.partition.public_identities
+    identities = task.partition.public.identities
     num_rows, table = len(identities), None
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)

@@ -72,7 +72,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     """Open and split the data."""
     source = open_data(config.data)
     opened = describe(config, mesh, source, split(config.partition, source))
-    num_public = len(opened.split.public_examples)
+    num_public = len(opened.split.public.rows)
     for where, training in config.trainings.items():
         rows = num_public if training is config.pretrain else opened.num_rows
         check_training(training, f"config.{where}", rows, mesh)
@@ -84,14 +84,13 @@ def describe(
 ) -> Opened:
     """What methods and evaluators may know of a partition."""
     facts = report(partition)
-    offsets = partition.train_offsets.astype(np.int64)
     return Opened(
         config=config,
         mesh=mesh,
         source=source,
         split=partition,
-        population=Population(offsets, partition.num_classes),
-        num_rows=len(partition.public_examples) + len(partition.train),
+        population=Population(partition.train.offsets, partition.num_classes),
+        num_rows=len(partition.public.rows) + len(partition.train.rows),
         batching=client_batching(config.federation),
         used=data_usage(source, partition),
         report=facts,
@@ -122,7 +121,7 @@ def build_method(
     counts = Counts(
         num_classes=int(partition.num_classes.max()),
         num_clients=len(partition.num_classes),
-        num_public=len(partition.public_identities),
+        num_public=len(partition.public.identities),
         federation=config.federation,
         seed=config.seed,
     )
@@ -194,12 +193,11 @@ def build_evaluators(
 
 def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
     """Images of clients, of public and of unseen identities, by use."""
-    client = lambda offsets: np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     parts = {
-        "train": UsedRows(p.train, client(p.train_offsets), p.train_labels),
-        "test": UsedRows(p.test, client(p.test_offsets), p.test_labels),
-        "public": UsedRows(p.public_examples, None, p.public_labels),
-        "unseen": UsedRows(p.unseen_examples, None, p.unseen_labels),
+        "train": UsedRows(p.train.rows, p.train.client, p.train.labels),
+        "test": UsedRows(p.test.rows, p.test.client, p.test.labels),
+        "public": UsedRows(p.public.rows, None, p.public.labels),
+        "unseen": UsedRows(p.unseen.rows, None, p.unseen.labels),
     }
     return DataUsage(source, parts)
 

@@ -21,7 +21,6 @@ import numpy as np
 from annotated_types import Interval
 
 from fedfr_jax.data.partition import PARTITIONS, ClientPartition
-from fedfr_jax.data.partition.client_partition import UNASSIGNED
 from fedfr_jax.data.partition.reid import (
     ClientOfImage,
     TrainingLabels,
@@ -30,6 +29,7 @@ from fedfr_jax.data.partition.reid import (
     by_identity,
     client_classes,
 )
+from fedfr_jax.data.partition.rows import UNASSIGNED
 from fedfr_jax.data.sources.reid import DISTRACTOR
 from fedfr_jax.data.sources.selection import concat_sources, keep_rows
 from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
@@ -223,10 +223,10 @@ def client_assignment(scenario: Part, training: TrainingLabels) -> ClientOfImage
             f"{scenario.name!r}."
         )
     client = np.full(len(labels), UNASSIGNED)
-    numbers = np.arange(len(parts.train_offsets) - 1)
-    client[parts.train] = np.repeat(numbers, np.diff(parts.train_offsets))
-    client[parts.test] = np.repeat(numbers, np.diff(parts.test_offsets))
-    return ClientOfImage(client, tuple(f"client {number}" for number in numbers))
+    for part in (parts.train, parts.test):
+        client[part.rows] = part.client
+    names = (f"client {number}" for number in range(parts.num_clients))
+    return ClientOfImage(client, tuple(names))
 
 
 def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:

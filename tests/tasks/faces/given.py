@@ -181,7 +181,7 @@ def trainer_of(
         int(partition.num_classes.max()),
         parse(Federation, {}),
         len(partition.num_classes),
-        len(partition.public_identities),
+        len(partition.public.identities),
     )
     return face_method(parse(METHODS, options, where), model, counts, where)
 

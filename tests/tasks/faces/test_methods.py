@@ -423,15 +423,13 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
 
 def test_central_training_on_everybody_has_every_class_once(task):
     everything = public_population(task)
-    names = everything.partition.public_identities
+    names = everything.partition.public.identities
     p, labels = task.partition, everything.train.labels
     assert len(names) == 4 + sum(SIZES) == len(set(names.tolist()))
     np.testing.assert_array_equal(np.bincount(labels) > 0, True)
-    np.testing.assert_array_equal(
-        names[labels[: len(p.train)]], task.partition.train_identities
-    )
-    public = p.public_identities[p.public_labels]
-    np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
+    own, public = np.split(names[labels], [len(p.train.rows)])
+    np.testing.assert_array_equal(own, p.train_identities)
+    np.testing.assert_array_equal(public, p.public.identities[p.public.labels])
 
 
 def test_the_options_of_the_spread_out_reach_the_server(task):

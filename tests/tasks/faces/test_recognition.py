@@ -46,19 +46,16 @@ def embed(variables, x):
 def test_rows_of_the_table_are_the_partitions_images(task):
     task, images = task
     p = task.partition
-    np.testing.assert_array_equal(task.train.images[: len(p.train)], images[p.train])
-    np.testing.assert_array_equal(
-        task.train.images[len(p.train) :], images[p.public_examples]
-    )
+    rows = np.concatenate([p.train.rows, p.public.rows])
+    np.testing.assert_array_equal(task.train.images, images[rows])
     labels = np.repeat(np.arange(14), 10)
-    np.testing.assert_array_equal(task.partition.train_identities, labels[p.train])
-    np.testing.assert_array_equal(task.partition.test_identities, labels[p.test])
+    np.testing.assert_array_equal(p.train_identities, labels[p.train.rows])
+    np.testing.assert_array_equal(p.test_identities, labels[p.test.rows])
     told = task.train.targets["label"]
-    client = np.repeat(np.arange(3), np.diff(p.train_offsets))
-    own = np.stack(p.identities)[client, told[: len(p.train)]]
-    public = p.public_identities[told[len(p.train) :]]
-    np.testing.assert_array_equal(own, labels[p.train])
-    np.testing.assert_array_equal(public, labels[p.public_examples])
+    own, public = np.split(told, [len(p.train.rows)])
+    own = np.stack(p.identities)[p.train.client, own]
+    np.testing.assert_array_equal(own, labels[p.train.rows])
+    np.testing.assert_array_equal(p.public.identities[public], labels[p.public.rows])
 
 
 def test_the_judge_scores_each_clients_own_network(task):
@@ -71,7 +68,7 @@ def test_the_judge_scores_each_clients_own_network(task):
     )
     p = task.partition
     for client, network in enumerate(networks):
-        pixels = np.float32(images[p.test]) / np.float32(127.5) - 1
+        pixels = np.float32(images[p.test.rows]) / np.float32(127.5) - 1
         expected = client_verification(
             embed(network, pixels),
             task.partition.test_identities,

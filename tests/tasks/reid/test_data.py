@@ -6,6 +6,7 @@ from numpy.testing import assert_array_equal
 
 from fedfr_jax.cli.prepare import describe_source
 from fedfr_jax.data.partition import PARTITIONS, ClientPartition
+from fedfr_jax.data.partition.rows import ClientRows
 from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.reid import data
@@ -86,9 +87,10 @@ def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
     def mine(labels, *, most: int):
         assert set(labels) == set(range(8))  # of the people to train on
         first, rest = np.flatnonzero(labels < most), np.flatnonzero(labels >= most)
-        offsets = np.array([0, len(first), len(labels)])
-        none = np.zeros(0, np.int32)
-        return ClientPartition(np.append(first, rest), offsets, none, offsets * 0, 8)
+        offsets, none = np.array([0, len(first), len(labels)]), np.zeros(0, np.int32)
+        rows = np.append(first, rest)
+        train = ClientRows(rows, offsets, labels[rows])
+        return ClientPartition(train, ClientRows(none, offsets * 0, none), 8)
 
     monkeypatch.setitem(PARTITIONS, "mine", mine)
     split = build_split({"name": "mine", "most": 3}, source)
