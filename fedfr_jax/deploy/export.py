@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
+from fedfr_jax.data.preprocessing import from_unit, metadata, sum_views
 from fedfr_jax.deploy.calibration import CURVE, curve_text
-from fedfr_jax.deploy.inputs import from_unit, metadata, sum_views
 from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import TrainedModel, build_trained_model
 from fedfr_jax.models.external_checkpoints import to_torch

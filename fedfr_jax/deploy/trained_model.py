@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedfr_jax.deploy.calibration import CURVE, parse_curve
-from fedfr_jax.deploy.inputs import (
+from fedfr_jax.data.preprocessing import (
     from_pixels,
     metadata,
     preprocessing_from_metadata,
     sum_views,
 )
+from fedfr_jax.deploy.calibration import CURVE, parse_curve
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model

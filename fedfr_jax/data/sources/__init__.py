@@ -5,8 +5,8 @@
 a set's names and lists say. `arrays`, `packed`, `table` and `synthetic` are decoded
 already.
 
-Opening a source lists its images and reads labels; images are decoded when they are
-read. Errors are ValueErrors that name the file (and the line of a list). Unless a
+Opening a source lists its images and reads labels; image files are decoded when they
+are read. Errors are ValueErrors that name the file (and the line of a list). Unless a
 source says otherwise:
 
 Args:

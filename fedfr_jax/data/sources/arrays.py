@@ -1,20 +1,18 @@
 """Labeled images in arrays of .npz files: CIFAR-100, MNIST, Omniglot.
 
-Opening reads labels and the headers of the images. The first `read` reads all images,
-which are resized once.
+Opening reads all images, which are resized once and stay in memory.
 """
 
-import functools
+import itertools
 import math
 import os
 import pathlib
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.npz import read_array, read_shape
+from fedfr_jax.data.npz import read_array
 from fedfr_jax.data.sources.decoding import (
     MODES,
     Channels,
@@ -67,13 +65,15 @@ def arrays(
             f"the training and the test part), got {images}, {labels} and {is_test}."
         )
     label_parts = [_read_integers(path, key).reshape(-1) for key in label_keys]
-    stored_shapes = [
-        _image_shape(path, key, len(part))
+    image_parts = [
+        _read_images(path, key, len(part))
         for key, part in zip(image_keys, label_parts, strict=True)
     ]
-    stored_shape = stored_shapes[0]
-    if len({*stored_shapes}) > 1:
-        raise ValueError(f"{path} must have images of one shape, got {stored_shapes}.")
+    stored_shape, *others = (part.shape[1:] for part in image_parts)
+    if others not in ([], [stored_shape]):
+        raise ValueError(
+            f"{path} must have images of one shape, got {[stored_shape, *others]}."
+        )
     class_numbers, label = np.unique(np.concatenate(label_parts), return_inverse=True)
     by_row = {}
     if cameras is not None:
@@ -87,7 +87,15 @@ def arrays(
     shape = (*size, channels or stored_shape[2])
     check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
     preprocessing = Preprocessing(resize="stretch", inverted=invert)
-    read = _reader(path, image_keys, stored_shape, len(label), shape, preprocessing)
+    images_at_size = np.empty((len(label), *shape), np.uint8)
+    for row, image in enumerate(itertools.chain(*image_parts)):
+        pixels = image[..., 0] if stored_shape[2] == 1 else image
+        picture = Image.fromarray(pixels).convert(MODES[shape[2]])
+        images_at_size[row] = prepare_image(picture, size, preprocessing)
+
+    def read(indices):
+        return images_at_size[check_rows(indices, len(label))]
+
     source = Source(
         read=read,
         labels=label.astype(np.int32),
@@ -111,47 +119,22 @@ def _read_integers(path, key: str, count: int | None = None) -> np.ndarray:
     return values if count is None else values.reshape(-1)
 
 
-def _image_shape(path, key: str, num_images: int) -> tuple[int, int, int]:
-    """(H, W, C) of the images of an array, by its header."""
-    shape, dtype = read_shape(path, key)
-    count, rest = 1, shape
+def _read_images(path, key: str, num_images: int) -> np.ndarray:
+    """Read images as [num_images, H, W, C] uint8."""
+    values = read_array(path, key)
+    count, rest = 1, values.shape
     while count < num_images and rest:
         count, rest = count * rest[0], rest[1:]
     image_shape = (*rest, 1) if len(rest) == 2 else rest
     is_image = len(image_shape) == 3 and 0 not in rest and image_shape[2] in MODES
-    if not is_image or count != num_images or dtype not in (np.uint8, np.bool_):
+    if not is_image or count != num_images or values.dtype not in (np.uint8, np.bool_):
         raise ValueError(
             f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
-            f"uint8 or bool, one image per label, got {dtype} {shape}."
+            f"uint8 or bool, one image per label, got {values.dtype} {values.shape}."
         )
-    height, width, channels = image_shape
-    return height, width, channels
-
-
-def _reader(path, keys, stored_shape, count, shape, preprocessing):
-    """`Source.read` of image arrays, which stay in memory once read."""
-    lock = threading.Lock()
-
-    @functools.cache
-    def read_all():
-        images, row = np.empty((count, *shape), np.uint8), 0
-        for key in keys:
-            values = read_array(path, key).reshape(-1, *stored_shape)
-            if values.dtype == bool:  # True may be stored as any byte but 0
-                values = np.where(values.view(np.uint8) == 0, 0, 255).astype(np.uint8)
-            for image in values[..., 0] if stored_shape[2] == 1 else values:
-                picture = Image.fromarray(image).convert(MODES[shape[2]])
-                images[row] = prepare_image(picture, shape[:2], preprocessing)
-                row += 1
-        return images
-
-    def read(indices):
-        rows = check_rows(indices, count)
-        with lock:  # two first readers must not both read the file
-            images = read_all()
-        return images[rows]
-
-    return read
+    if values.dtype == bool:  # True may be stored as any byte but 0
+        values = np.where(values.view(np.uint8) == 0, 0, 255).astype(np.uint8)
+    return values.reshape(-1, *image_shape)
 
 
 def omniglot(
