@@ -187,21 +187,22 @@ def _sample(seed, difficulty, people, numbers):
 
 @functools.partial(jax.jit, static_argnums=2)
 def _paint(samples, difficulty, size) -> jax.Array:
-    def paint_one(person, photograph):
-        photograph = name_photograph(photograph, difficulty)
-        image = render(name_person(person), photograph, size)
-        return jnp.round(255.0 * image).astype(jnp.uint8)
-
-    return jax.vmap(paint_one)(*samples)
+    images = _of_each(samples, difficulty, lambda *scene: render(*scene, size))
+    return jnp.round(255.0 * images).astype(jnp.uint8)
 
 
 @jax.jit
 def _locate(samples, difficulty) -> jax.Array:
-    def locate_one(person, photograph):
-        photograph = name_photograph(photograph, difficulty)
-        return landmarks(name_person(person), photograph, 1)
+    return _of_each(samples, difficulty, lambda *scene: landmarks(*scene, 1))
 
-    return jax.vmap(locate_one)(*samples)
+
+def _of_each(samples, difficulty, function) -> jax.Array:
+    """function(person, photograph) of each of B samples."""
+
+    def apply(person, photograph):
+        return function(name_person(person), name_photograph(photograph, difficulty))
+
+    return jax.vmap(apply)(*samples)
 
 
 def _in_chunks(function, people, numbers, chunk) -> np.ndarray:
