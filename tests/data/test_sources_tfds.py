@@ -36,12 +36,15 @@ def stub(monkeypatch):
     return install
 
 
+def examples_of(images, labels):
+    """Images [n, H, W] or [n, H, W, 3], encoded, with their labels."""
+    rows = zip(images, labels, strict=True)
+    return [{"image": png(image), "label": int(label)} for image, label in rows]
+
+
 def test_classes_keep_their_names_and_images_stay_encoded(stub):
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
-    examples = [
-        {"image": png(image), "label": label}
-        for image, label in zip(images, (2, 0, 2), strict=True)
-    ]
+    examples = examples_of(images, (2, 0, 2))
     module = stub(examples, (8, 8, 3), names=["cat", "dog", "fox"])
     source = tfds("cifar10", "test", data_dir="d")
     opened = {"data_dir": "d", "file_format": "array_record"}
@@ -59,14 +62,9 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
 def test_pets_have_masks_of_their_image(stub):
     rng = np.random.default_rng(0)
     masks = [rng.integers(1, 4, size, np.uint8) for size in ((6, 4), (5, 7))]
-    examples = [
-        {
-            "image": png(np.zeros((*mask.shape, 3), np.uint8)),
-            "segmentation_mask": png(mask),
-            "label": i,
-        }
-        for i, mask in enumerate(masks)
-    ]
+    examples = examples_of([np.zeros((*x.shape, 3)) for x in masks], range(2))
+    for example, mask in zip(examples, masks, strict=True):
+        example["segmentation_mask"] = png(mask)
     module = stub(examples, (None, None, 3), names=["Abyssinian", "pug"])
     source = tfds("oxford_iiit_pet", image_size=(6, 4))
     encoded = {"image": "skip", "segmentation_mask": "skip"}
@@ -85,16 +83,13 @@ def test_pets_have_masks_of_their_image(stub):
 
 
 def test_the_test_split_follows_with_is_test(stub):
-    images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
-    examples = [
-        {"image": png(image[..., 0]), "label": label}
-        for image, label in zip(images, (1, 0, 1, 0, 0), strict=True)
-    ]
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 4), np.uint8)
+    examples = examples_of(images, (1, 0, 1, 0, 0))
     stub(examples[:3], (4, 4, 1), names=["a", "b"], tests=examples[3:])
     source = tfds("emnist/balanced", test_split="test")
     assert source.labels.tolist() == [1, 0, 1, 0, 0]
     assert source.is_test.tolist() == [False, False, False, True, True]
-    upright = images.transpose(0, 2, 1, 3)
+    upright = images.transpose(0, 2, 1)[..., None]
     order = np.array([4, 0, 3, 2])
     np.testing.assert_array_equal(source.read(order), upright[order])
     assert tfds("mnist").is_test is None
@@ -102,16 +97,23 @@ def test_the_test_split_follows_with_is_test(stub):
     assert kept.is_test.tolist() == source.is_test.tolist()
 
 
-def test_celeb_a_has_identities_and_landmarks(stub):
-    points = np.round(ARCFACE_TEMPLATE * 1.1 + 20).astype(int)
+def celebrities(numbers, points=((1, 1),) * 5, **attributes):
+    """Examples of celeb_a: their identities, and whether they have the attributes."""
     at = {f"{p}_{axis}": int(v) for p, xy in zip(POINTS, points, strict=True)
           for axis, v in zip("xy", xy, strict=True)}  # fmt: skip
-    image = png(np.zeros((218, 178, 3), np.uint8))
-    examples = [
-        {"image": image, "identity": {"Identity_No": number}, "landmarks": at}
-        for number in (2880, 17, 2880, 4)
-    ]
-    stub(examples, (218, 178, 3))
+    examples = examples_of(np.zeros((len(numbers), 218, 178, 3)), numbers)
+    for i, example in enumerate(examples):
+        example |= {
+            "identity": {"Identity_No": example.pop("label")},
+            "landmarks": at,
+            "attributes": {name: has[i] for name, has in attributes.items()},
+        }
+    return examples
+
+
+def test_celeb_a_has_identities_and_landmarks(stub):
+    points = np.round(ARCFACE_TEMPLATE * 1.1 + 20).astype(int)
+    stub(celebrities((2880, 17, 2880, 4), points), (218, 178, 3))
     source = tfds("celeb_a")
     assert source.names == ("4", "17", "2880")
     assert source.labels.tolist() == [2, 1, 2, 0]
@@ -123,24 +125,10 @@ def test_celeb_a_has_identities_and_landmarks(stub):
         tfds("celeb_a", min_images=3)
 
 
-def celebrities(attribute, numbers):
-    """Examples of celeb_a: (identity, whether they have the attribute) each."""
-    image = png(np.zeros((218, 178, 3), np.uint8))
-    at = {f"{p}_{axis}": 1 for p in POINTS for axis in "xy"}
-    return [
-        {
-            "image": image,
-            "identity": {"Identity_No": number},
-            "landmarks": at,
-            "attributes": {"Young": True, attribute: has},
-        }
-        for number, has in numbers
-    ]
-
-
 def test_celeb_a_by_an_attribute_belongs_to_the_people(stub):
-    numbers = [(9, True), (4, False), (9, False), (2, True), (4, False), (9, True)]
-    stub(celebrities("Smiling", numbers), (218, 178, 3))
+    smiling = [True, False, False, True, False, True]
+    attributes = {"Smiling": smiling, "Young": [True] * 6}
+    stub(celebrities((9, 4, 9, 2, 4, 9), **attributes), (218, 178, 3))
     source = tfds("celeb_a", attribute="Smiling", min_images=2, image_size=8)
     assert source.names == ("not Smiling", "Smiling")
     assert source.labels.tolist() == [1, 0, 0, 0, 1]  # 2 has one image only
@@ -159,10 +147,7 @@ def test_celeb_a_by_an_attribute_belongs_to_the_people(stub):
 def test_femnist10_is_the_first_small_letters_from_a_to_j(stub):
     images = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
     labels = np.tile([36, 3, *range(45, 35, -1), 46, 11], 3)[:40]
-    examples = [
-        {"image": png(image), "label": int(label)}
-        for image, label in zip(images, labels, strict=True)
-    ]
+    examples = examples_of(images, labels)
     stub(examples, (4, 4, 1), names=[str(i) for i in range(62)])
     source = femnist10(images_per_class=2)
     assert source.names == tuple("abcdefghij")
@@ -179,11 +164,11 @@ def test_femnist10_is_the_first_small_letters_from_a_to_j(stub):
 def test_omniglot_turns_to_white_ink_and_emnist_upright(stub):
     paper = np.full((4, 4, 3), 255, np.uint8)
     paper[1, 2] = 0
-    stub([{"image": png(paper), "label": 0}], (4, 4, 3), names=["0"])
+    stub(examples_of([paper], [0]), (4, 4, 3), names=["0"])
     ink = tfds("omniglot", channels=1).read(np.array([0]))[0, ..., 0]
     assert ink[1, 2] == 255 and ink.sum() == 255
     lying = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    stub([{"image": png(lying), "label": 0}], (4, 4, 1), names=["0"])
+    stub(examples_of([lying], [0]), (4, 4, 1), names=["0"])
     upright = tfds("emnist/balanced").read(np.array([0]))[0, ..., 0]
     np.testing.assert_array_equal(upright, lying.T)
 
