@@ -31,7 +31,8 @@ BatchSize = Annotated[int, Interval(ge=1, le=2**16)]
 Width = Annotated[int, Interval(ge=1, le=2**16)]  # of a layer
 Widths = Annotated[Sequence[Width], MinLen(1)]
 Depth = Annotated[int, Interval(ge=1, le=2**12)]  # layers or blocks
-Blocks = Sequence[Annotated[int, Interval(ge=0, le=2**12)]]  # of every stage
+BlockCount = Annotated[int, Interval(ge=0, le=2**12)]  # of a stage
+Blocks = Sequence[BlockCount]  # of every stage
 
 
 class Noun(NamedTuple):

@@ -205,7 +205,7 @@ def with_features(experiment, config: dict, reference):
     parsed = parse(config)
     source = open_data(parsed.data)
     parts = split(parsed.partition.partition, source)
-    test = build_dataset(source, parts.test, None)
+    test = build_dataset(source, parts.test.rows, None)
     model, feed = seen(config, source)
     evaluator = representation(
         model, test, experiment.mesh, feed, reference=reference, max_images=500

@@ -54,7 +54,7 @@ def normalization(preprocessing: Preprocessing) -> Augment:
 
 @functools.partial(jax.jit, static_argnames="preprocessing")
 def from_pixels(images: jax.Array, preprocessing: Preprocessing) -> jax.Array:
-    """Scale images [B, H, W, C] uint8 (or vectors [B, D]) as in training."""
+    """Scale images [B, H, W, C] uint8 as in training."""
     scaled = normalization(preprocessing).apply_deterministic
     return jax.vmap(lambda x: scaled({"image": x})["image"])(images)
 

@@ -81,10 +81,10 @@ class TrainedModel(NamedTuple):
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             missing = min(batch_size, len(images)) - len(part)  # one shape: one compile
-            filled = np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1))
-            embeddings.append(
-                np.asarray(embed(from_pixels(filled, preprocessing)))[: len(part)]
-            )
+            inputs = np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1))
+            if is_image(self.input_shape):
+                inputs = from_pixels(inputs, preprocessing)
+            embeddings.append(np.asarray(embed(inputs))[: len(part)])
         return np.concatenate(embeddings)
 
     @property

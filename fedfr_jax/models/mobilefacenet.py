@@ -29,7 +29,7 @@ from fedfr_jax.models.conv import ConvNorm, Depthwise, Implementation, LayerSett
 from fedfr_jax.models.heads import Pixels
 from fedfr_jax.models.linen import Network, block_names, from_linen, normal
 from fedfr_jax.models.norm import BatchNorm, PReLU
-from fedfr_jax.ranges import Blocks, Width
+from fedfr_jax.ranges import BlockCount, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
@@ -42,7 +42,7 @@ STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
 def mobilefacenet(
     input_shape: Sequence[int],
     *,
-    blocks: Blocks = (4, 6, 2),
+    blocks: tuple[BlockCount, BlockCount, BlockCount] = (4, 6, 2),
     scale: Width = 1,
     embedding_dim: Width = 128,
     conv_implementation: Implementation = "auto",
@@ -57,11 +57,6 @@ def mobilefacenet(
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
     """
-    if len(blocks) != len(STAGES):
-        raise ValueError(
-            f"blocks must be {len(STAGES)} integers >= 0, one per stage, got "
-            f"{tuple(blocks)}."
-        )
     unit = functools.partial(ConvNorm, activation="prelu")
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]

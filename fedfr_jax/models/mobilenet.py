@@ -16,9 +16,10 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+from annotated_types import Interval
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import with_remat
@@ -34,7 +35,7 @@ from fedfr_jax.models.conv import (
 from fedfr_jax.models.heads import mean_logits
 from fedfr_jax.models.linen import Network, from_linen
 from fedfr_jax.models.resnet import StemKind, Trunk
-from fedfr_jax.ranges import Count, Depth, Positive, Width
+from fedfr_jax.ranges import Count, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
@@ -44,6 +45,8 @@ BEFORE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2))
 MIDDLE, MAX_MIDDLE = (512, 1), 5
 AFTER = ((1024, 2), (1024, 1))
 MIN_BLOCKS = len(BEFORE) + len(AFTER)
+NumBlocks = Annotated[int, Interval(ge=MIN_BLOCKS, le=MIN_BLOCKS + MAX_MIDDLE)]
+Multiplier = Annotated[float, Interval(ge=1 / STEM, le=2**10)]  # of all channels
 
 
 @checked
@@ -51,8 +54,8 @@ def mobilenet(
     input_shape: Sequence[int],
     *,
     num_classes: Count,
-    num_blocks: Depth = 13,
-    width: Positive = 1.0,
+    num_blocks: NumBlocks = 13,
+    width: Multiplier = 1.0,
     stem: StemKind = "cifar",
     norm: Norm = "batch",
     norm_groups: Width = 32,
@@ -109,15 +112,6 @@ def mobilenet_trunk(num_blocks: int, width: float, stem: str, remat: bool) -> Tr
 
 def parse_layers(num_blocks: int, width: float, stem: str) -> list[tuple[int, int]]:
     """(channels, stride) of the stem, then of the blocks."""
-    max_blocks = MIN_BLOCKS + MAX_MIDDLE
-    if not MIN_BLOCKS <= num_blocks <= max_blocks:
-        raise ValueError(
-            f"num_blocks must be in [{MIN_BLOCKS}, {max_blocks}], got {num_blocks}."
-        )
-    if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
-        raise ValueError(
-            f"width must give the stem between 1 and 2^20 channels, got {width}."
-        )
     middle = (MIDDLE,) * (num_blocks - MIN_BLOCKS)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
     return [(round(width * channels), stride) for channels, stride in layers]

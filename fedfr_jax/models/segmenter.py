@@ -27,10 +27,10 @@ from fedfr_jax.models.conv import (
     Norm,
 )
 from fedfr_jax.models.linen import Network, from_linen, sow_features
-from fedfr_jax.models.mobilenet import mobilenet_trunk
+from fedfr_jax.models.mobilenet import Multiplier, NumBlocks, mobilenet_trunk
 from fedfr_jax.models.resnet import StemKind, Trunk, resnet_trunk
 from fedfr_jax.parts import choose
-from fedfr_jax.ranges import Blocks, Depth, Positive, Width, Widths
+from fedfr_jax.ranges import Blocks, Depth, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
@@ -49,8 +49,8 @@ def resnet_encoder(
 
 def mobilenet_encoder(
     *,
-    num_blocks: Depth = 13,
-    width: Positive = 1.0,
+    num_blocks: NumBlocks = 13,
+    width: Multiplier = 1.0,
     stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Trunk:

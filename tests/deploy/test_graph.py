@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.data.preprocessing import VECTORS
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import TrainedModel
@@ -136,6 +137,13 @@ def test_statistics_and_mirror_images_are_part_of_the_exported_graph(tmp_path):
     assert json.loads(about) == left._asdict()
     kernels = sum(x.size for x in jax.tree.leaves(variables["params"]))
     assert path.stat().st_size < 1.5 * 4 * kernels + 2**14
+
+
+def test_vectors_are_embedded_as_they_are():
+    apply = jax.jit(lambda variables, x: x @ variables)
+    opened = TrainedModel(apply, np.eye(5, 2, dtype="f"), (5,), recorded=VECTORS)
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    np.testing.assert_array_equal(opened.embed(x), x[:, :2])
 
 
 def test_a_network_in_training_is_refused():
