@@ -108,87 +108,81 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
     return [assigned[i] for i in range(len(needs))]
 
 
-class IdentitySplit(NamedTuple):
-    """Training and test rows of I identities."""
+class RankedRows(NamedTuple):
+    """Rows of a source, each with its rank among those of its identity."""
 
-    train: np.ndarray  # [I] index of the first training row among its rows
-    num_train: np.ndarray  # [I]
-    test: np.ndarray  # [I] index of the first test row
-    num_test: np.ndarray  # [I]
-
-
-class RowsByIdentity(NamedTuple):
-    """Rows of a source by identity."""
-
-    order: np.ndarray  # [T] int32 rows, those of an identity side by side
-    starts: np.ndarray  # [M + 1] of each identity in `order`
+    labels: np.ndarray  # [T] int32 identity
+    rank: np.ndarray  # [T] int, from 0
+    counts: np.ndarray  # [M] number of rows of each identity, used or not
     max_rows: int = 0  # rows of an identity that are used, its first ones; 0: all
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Number of rows of each identity, [M], used or not."""
-        return np.diff(self.starts)
 
     def used(self, identities: np.ndarray) -> np.ndarray:
         """Number of used rows of `identities` [I]."""
         counts = self.counts[identities]
         return np.minimum(counts, self.max_rows) if self.max_rows else counts
 
-    def rows(self, identities, first, count) -> tuple[np.ndarray, np.ndarray]:
-        """Rows first, ..., first + count - 1 of each identity, all [I].
+    def select(
+        self, identities: np.ndarray, first: np.ndarray, end: np.ndarray
+    ) -> IdentityRows:
+        """Rows of the ranks [first, end) of each identity, all [I], in file order."""
+        number = np.full(len(self.counts), -1, np.int32)
+        number[identities] = np.arange(len(identities))
+        rows = np.flatnonzero(number[self.labels] >= 0)
+        index, rank = number[self.labels[rows]], self.rank[rows]
+        is_in = (first[index] <= rank) & (rank < end[index])
+        rows, index = rows[is_in], index[is_in]
+        order = np.argsort(index, kind="stable")
+        return IdentityRows(rows[order].astype(np.int32), index[order], identities)
 
-        Returns:
-          (rows [.] in the order of `identities`, in file order within one, and the
-          index [.] of each row's identity), both int32.
-        """
-        index = np.repeat(np.arange(len(identities), dtype=np.int32), count)
-        within = np.arange(len(index)) - (np.cumsum(count) - count)[index]
-        rows = self.order[(self.starts[identities] + first)[index] + within]
-        return rows[np.lexsort((rows, index))], index
 
-
-def group(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RowsByIdentity:
-    """Sort rows [T] by label, then by key."""
-    order = np.lexsort((keys, labels)).astype(np.int32)
-    return RowsByIdentity(order, cumulative(np.bincount(labels)), max_rows)
+def rank_rows(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RankedRows:
+    """Rank the rows [T] of each label by their keys."""
+    counts, order = np.bincount(labels), np.lexsort((keys, labels))
+    rank = np.empty(len(labels), np.int64)
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return RankedRows(labels, rank, counts, max_rows)
 
 
 def assemble(
-    grouped: RowsByIdentity,
+    ranked: RankedRows,
     sizes: np.ndarray,
     client_ids: np.ndarray,
-    global_ids: np.ndarray,
+    public_ids: np.ndarray,
     unseen_ids: np.ndarray,
-    split: IdentitySplit,
-    fewest: int,
+    *,
+    cut: np.ndarray,
+    end: np.ndarray,
+    is_test_first: bool = False,
+    fewest: int = 0,
 ) -> IdentityPartition:
     """Build the partition from the sampled identities.
 
     Args:
       sizes: [N] identities of each client.
       client_ids: [I] identities of the clients, client by client.
-      split: training and test rows of these identities.
+      cut, end: [I] ranks of these identities' rows: those below `cut` are for training,
+        the others below `end` for the test; or the reverse with `is_test_first`.
       fewest: images that an identity must have to be used at all.
     """
     client = np.repeat(np.arange(len(sizes)), sizes)
 
-    def client_rows(first, count):
-        rows, index = grouped.rows(client_ids, first, count)
-        row_counts = np.bincount(client, weights=count, minlength=len(sizes))
-        labels = index - cumulative(sizes)[client[index]]
-        return ClientRows(rows, cumulative(row_counts), labels.astype(np.int32))
+    def client_rows(first, end):
+        part = ranked.select(client_ids, first, end)
+        owner = client[part.labels]
+        offsets = cumulative(np.bincount(owner, minlength=len(sizes)))
+        labels = part.labels - cumulative(sizes)[owner]
+        return ClientRows(part.rows, offsets, labels.astype(np.int32))
 
-    def identity_rows(ids):
-        return IdentityRows(
-            *grouped.rows(ids, np.zeros_like(ids), grouped.used(ids)), ids
-        )
-
-    train = client_rows(split.train, split.num_train)
-    test = client_rows(split.test, split.num_test)
-    public, unseen = identity_rows(global_ids), identity_rows(unseen_ids)
-    counts = grouped.counts
+    train, test = client_rows(np.zeros_like(cut), cut), client_rows(cut, end)
+    if is_test_first:
+        train, test = test, train
+    public, unseen = (
+        ranked.select(ids, np.zeros_like(ids), ranked.used(ids))
+        for ids in (public_ids, unseen_ids)
+    )
+    counts = ranked.counts
     num_rows = sum(len(part.rows) for part in (train, test, public, unseen))
-    num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
+    num_ids = len(client_ids) + len(public_ids) + len(unseen_ids)
     num_poor = int(np.sum((counts > 0) & (counts < fewest)))
     left_out = {
         "identities with too few images": num_poor,
@@ -272,8 +266,8 @@ def by_identity(
             f"{num_trained_public_ids} of {num_trained}."
         )
     keys, order = _keys_and_order(labels, names, max_images, seed)
-    grouped = group(labels, keys, max_images)
-    counts = grouped.counts
+    ranked = rank_rows(labels, keys, max_images)
+    counts = ranked.counts
     client_ids, public, unseen = draw_identities(
         order,
         IdentityRequest(
@@ -299,7 +293,7 @@ def by_identity(
             number = np.bincount(labels, keys < share, len(counts))[client_ids]
         return np.clip(number.astype(np.int64), 1, used - 1)  # one is for the test
 
-    used = grouped.used(client_ids)
+    used = ranked.used(client_ids)
     num_train = train_part(used, train_fraction)
     if use_validation_split:
         if num_train.min() < 2:
@@ -310,9 +304,8 @@ def by_identity(
         used, num_train = num_train, train_part(num_train, train_fraction**2)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
     public = public[: num_trained_public_ids or len(public)]
-    split = IdentitySplit(np.zeros_like(used), num_train, num_train, used - num_train)
-    fewest = min(min_images, public_min)
-    return assemble(grouped, sizes, client_ids, public, unseen, split, fewest)
+    fewest, identities = min(min_images, public_min), (client_ids, public, unseen)
+    return assemble(ranked, sizes, *identities, cut=num_train, end=used, fewest=fewest)
 
 
 def _keys_and_order(labels, names, max_images, seed):
@@ -325,9 +318,8 @@ def _keys_and_order(labels, names, max_images, seed):
     order = np.argsort(name_keys(names.identities[:num_identities], seed, "identity"))
     keys = name_keys(names.images, seed, "train")
     if max_images:  # those that are kept come first
-        ranked = group(labels, name_keys(names.images, seed, "kept"))
-        rank = np.arange(len(labels)) - np.repeat(ranked.starts[:-1], ranked.counts)
-        keys[ranked.order] += rank >= max_images
+        kept_first = rank_rows(labels, name_keys(names.images, seed, "kept"))
+        keys += kept_first.rank >= max_images
     return keys, order
 
 
@@ -372,8 +364,8 @@ def ms1m(
             f"{num_test_images}."
         )
     # Equal keys: a stable sort keeps the file order.
-    grouped = group(labels, np.zeros(len(labels)))
-    counts = grouped.counts
+    ranked = rank_rows(labels, np.zeros(len(labels)))
+    counts = ranked.counts
     shuffled = ms1m_order(labels, seed=seed)
     half = len(shuffled) // 2
     client_ids, public = draw_identities(
@@ -393,11 +385,17 @@ def ms1m(
             & np.isin(np.arange(len(counts)), shuffled[half:]),
         ),
     )
-    used = grouped.used(client_ids)
-    num_test = np.full_like(used, num_test_images)
-    split = IdentitySplit(num_test, used - num_test, np.zeros_like(used), num_test)
     public, unseen = np.split(public, [num_public_ids])
-    return assemble(grouped, sizes, client_ids, public, unseen, split, 0)
+    return assemble(
+        ranked,
+        sizes,
+        client_ids,
+        public,
+        unseen,
+        cut=np.full(len(client_ids), num_test_images),
+        end=ranked.used(client_ids),
+        is_test_first=True,
+    )
 
 
 def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:

@@ -10,9 +10,8 @@ import numpy as np
 
 from fedfr_jax.data.partition.identities import (
     IdentityPartition,
-    IdentitySplit,
     assemble,
-    group,
+    rank_rows,
 )
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
@@ -57,12 +56,13 @@ def partition_of(
     num_test = np.bincount(labels, weights=is_test).astype(np.int64)[mine]
     num_train = np.bincount(labels)[mine] - num_test
     return assemble(
-        group(labels, is_test),  # training rows first
+        rank_rows(labels, is_test),  # training rows first
         np.array([len(own) for own in clients]),
         mine,
         people(others["public"]),
         people(others["unseen"]),
-        IdentitySplit(np.zeros_like(num_test), num_train, num_train, num_test),
+        cut=num_train,
+        end=num_train + num_test,
         fewest=1,
     )
 
