@@ -187,13 +187,13 @@ def _sample(seed, difficulty, people, numbers):
 
 @functools.partial(jax.jit, static_argnums=2)
 def _paint(samples, difficulty, size) -> jax.Array:
-    images = _of_each(samples, difficulty, lambda *scene: render(*scene, size))
+    images = _of_each(samples, difficulty, functools.partial(render, size=size))
     return jnp.round(255.0 * images).astype(jnp.uint8)
 
 
 @jax.jit
 def _locate(samples, difficulty) -> jax.Array:
-    return _of_each(samples, difficulty, lambda *scene: landmarks(*scene, 1))
+    return _of_each(samples, difficulty, functools.partial(landmarks, size=1))
 
 
 def _of_each(samples, difficulty, function) -> jax.Array:

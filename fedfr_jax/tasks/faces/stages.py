@@ -1,6 +1,5 @@
 """Faces: pretraining on public identities, then every method."""
 
-import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training

@@ -189,7 +189,7 @@ def trainer_of(
 def population_of(task: FaceData) -> Population:
     """The clients of a task's images."""
     p = task.partition
-    return Population(p.train_offsets.astype(np.int64), p.num_classes)
+    return Population(p.train.offsets, p.num_classes)
 
 
 def variables(server: PyTree) -> PyTree:
