@@ -21,6 +21,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import ClientPartition
+from fedfr_jax.data.partition.rows import ClientRows, group_rows
 from fedfr_jax.data.stream import Stream, example_shape, stream
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.client import EqualRows, Population
@@ -76,27 +77,28 @@ class FederatedDataset(NamedTuple):
             raise ValueError(
                 f"x, y and client_ids must have one entry per example, got {counts}."
             )
-        clients, client_index = np.unique(client_ids, return_inverse=True)
-        order = np.argsort(client_index, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(client_index))])
-        num_classes = np.broadcast_to(np.int32(y.max() + 1), len(clients))
-        table = Dataset.from_arrays(take_rows(x, order), y[order])
-        return cls(table, Population(offsets, num_classes), clients)
+        clients, owner = np.unique(client_ids, return_inverse=True)
+        part = group_rows(owner, np.ones_like(owner, bool), y, len(clients))
+        return cls._of_rows(x, y, part, y.max() + 1, clients)
 
     @classmethod
     def from_partition(
         cls, x, y, split: ClientPartition
     ) -> tuple["FederatedDataset", "FederatedDataset"]:
         """Build the training and the test set of a partition, such as `dirichlet`'s."""
-        num_classes = np.broadcast_to(np.int32(split.num_classes), split.num_clients)
         x, y = inputs_of(x), class_labels("y", y, split.num_classes)
+        of_part = lambda part: cls._of_rows(
+            x, y, part, split.num_classes, np.arange(split.num_clients)
+        )
+        return of_part(split.train), of_part(split.test)
 
-        def select(part):
-            dataset = Dataset.from_arrays(take_rows(x, part.rows), y[part.rows])
-            population = Population(part.offsets, num_classes)
-            return cls(dataset, population, np.arange(split.num_clients))
-
-        return select(split.train), select(split.test)
+    @classmethod
+    def _of_rows(cls, x, y, part: ClientRows, num_classes: int, clients):
+        """Select the rows of a partition's part."""
+        classes = np.broadcast_to(np.int32(num_classes), len(clients))
+        inputs = jax.tree.map(lambda leaf: leaf[part.rows], x)
+        dataset = Dataset.from_arrays(inputs, y[part.rows])
+        return cls(dataset, Population(part.offsets, classes), clients)
 
     @classmethod
     def from_reader(
@@ -135,11 +137,6 @@ def inputs_of(x) -> PyTree:
     if isinstance(x, Mapping):
         return {name: examples(value) for name, value in x.items()}
     return examples(x)
-
-
-def take_rows(x: PyTree, rows: np.ndarray) -> PyTree:
-    """Select rows of all arrays in a tree."""
-    return jax.tree.map(lambda leaf: leaf[rows], x)
 
 
 def examples(x) -> np.ndarray:

@@ -64,12 +64,7 @@ def cnn(
       embedding_dim: of the hidden layer, D.
       num_classes: M, for logits [B, M] instead of embeddings.
     """
-    smallest = 2 * len(widths) + 2
-    if min(input_shape[:2]) < smallest:
-        raise ValueError(
-            f"input_shape must be at least {smallest} pixels high and wide for "
-            f"{len(widths)} convolutions, got {tuple(input_shape)}."
-        )
+    check_pixels(input_shape, 2 * len(widths) + 2, f"{len(widths)} convolutions")
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D] or [B, M]
         del train
@@ -85,6 +80,15 @@ def cnn(
     network = Network(forward, LayerSettings(conv_implementation, dtype))
     convolutions = [f"conv{i}" for i in range(1, len(widths) + 1)]
     return _model(network, input_shape, convolutions, embedding_dim, num_classes)
+
+
+def check_pixels(input_shape: Sequence[int], smallest: int, layers: str) -> None:
+    """Raise ValueError for images that are too small for the layers."""
+    if min(input_shape[:2]) < smallest:
+        raise ValueError(
+            f"input_shape must be at least {smallest} pixels high and wide for "
+            f"{layers}, got {tuple(input_shape)}."
+        )
 
 
 @checked
@@ -177,12 +181,8 @@ def leaf_femnist(
 
 def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
     """Model of both LEAF networks: without a hidden layer, with normalizations."""
-    smallest, has_norm = 2 ** len(widths), not hidden_dim
-    if min(input_shape[:2]) < smallest:
-        raise ValueError(
-            f"input_shape must be at least {smallest} pixels high and wide for "
-            f"{len(widths)} poolings, got {tuple(input_shape)}."
-        )
+    check_pixels(input_shape, 2 ** len(widths), f"{len(widths)} poolings")
+    has_norm = not hidden_dim
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, M]
         param_dtype = x.dtype

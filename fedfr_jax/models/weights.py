@@ -56,11 +56,6 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
       OSError: when there is no such file.
     """
     suffix = _suffix(path)
-    if suffix is None:
-        raise ValueError(
-            f"weights must be a file with suffix {(*READERS,)} or a run's folder, got "
-            f"{path!r}."
-        )
     pathlib.Path(path).stat()  # there is such a file
     check_file(path, MEMORY)
     with naming(path):
@@ -90,8 +85,6 @@ def write_weights(
       ImportError: for a file of PyTorch where that is not installed.
     """
     suffix = _suffix(path)
-    if suffix is None:
-        raise ValueError(f"weights must have a suffix of {(*READERS,)}, got {path}.")
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
     elif suffix == ".npz":
@@ -105,10 +98,16 @@ def write_weights(
             torch.save(tensors, file)
 
 
-def _suffix(path) -> str | None:
-    """Suffix of a known format, or None."""
+def _suffix(path) -> str:
+    """Suffix of a known format."""
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-    return next((suffix for suffix in READERS if name.endswith(suffix)), None)
+    for suffix in READERS:
+        if name.endswith(suffix):
+            return suffix
+    raise ValueError(
+        f"weights must be a file with suffix {(*READERS,)} or a run's folder, got "
+        f"{path!r}."
+    )
 
 
 def _read_safetensors(path) -> tuple[dict, dict[str, str]]:
