@@ -1,4 +1,4 @@
-"""Writer of RecordIO files, for tests and benchmarks; the library only reads them."""
+"""Writer of RecordIO files, for tests; the library only reads them."""
 
 import pathlib
 import struct
@@ -9,26 +9,17 @@ from fedfr_jax.data.sources.recordio import (
     HEADER,
     MAGIC,
     MAGIC_BYTES,
-    MAX_LENGTH,
     Record,
 )
 
 
-def write_recordio(path, records, *, keys=None):
-    """Write records as <path>.rec and <path>.idx, in mxnet's format.
-
-    Args:
-      path: the .rec file; the .idx is put beside it.
-      records: in the order of the file.
-      keys: the key of each record, or all of its keys; None counts from 0.
-    """
+def write_recordio(path, records):
+    """Write records, with keys from 0, as <path>.rec and <path>.idx, as mxnet does."""
     path = pathlib.Path(path)
     lines = []
     with open(path, "wb") as file:
-        for number, record in enumerate(records):
-            own = np.atleast_1d(number if keys is None else keys[number])
-            place = file.tell()
-            lines.extend(f"{key}\t{place}\n" for key in own.tolist())
+        for key, record in enumerate(records):
+            lines.append(f"{key}\t{file.tell()}\n")
             file.write(_chunks(_join(record)))
     path.with_suffix(".idx").write_text("".join(lines), encoding="ascii")
 
@@ -43,8 +34,6 @@ def _join(record: Record) -> bytes:
 
 
 def _chunks(body: bytes) -> bytes:
-    if len(body) > MAX_LENGTH:
-        raise ValueError(f"a record must be below 2^29 bytes, got {len(body)}.")
     words = np.frombuffer(body, "<u4", len(body) // 4)
     cuts = [-4, *(4 * np.flatnonzero(words == MAGIC)).tolist(), len(body)]
     parts = [body[a + 4 : b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
@@ -67,39 +56,13 @@ def write_face_set(path, images, labels, *, image_size=(112, 112)):
       labels: [N] identities in ascending order, none of 0 .. C - 1 without images.
       image_size: (H, W), which `property` states.
     """
-    records = [
-        Record(int(label), image, key)
-        for key, (label, image) in enumerate(zip(labels, images, strict=True), 1)
-    ]
-    keys = range(1, len(records) + 1)
-    _write_classic(path, records, keys, _ranges(labels), image_size)
-
-
-def _ranges(labels):
-    """Keys (first, end) of every identity's images, [C, 2]."""
-    labels = np.asarray(labels)
-    counts = np.bincount(labels)
-    if (np.diff(labels) < 0).any() or (counts == 0).any():
-        raise ValueError(
-            "labels must ascend from 0 without gaps in a classic set, got "
-            f"{labels[:8].tolist()} and {max(len(labels) - 8, 0)} more."
-        )
-    borders = 1 + np.concatenate([[0], np.cumsum(counts)])
-    return np.stack([borders[:-1], borders[1:]], axis=1)
-
-
-def _write_classic(path, records, keys, ranges, image_size):
-    """Write the header, the image records, a record per identity, and `property`."""
-    end = int(ranges[-1, 1])
-    people = range(end, end + len(ranges))
-    write_recordio(
-        path,
-        [
-            Record(np.array([end, people.stop]), b""),
-            *records,
-            *(Record(pair, b"", c) for c, pair in zip(people, ranges, strict=True)),
-        ],
-        keys=[0, *keys, *people],
-    )
-    text = f"{len(ranges)},{image_size[0]},{image_size[1]}"
+    rows = enumerate(zip(labels, images, strict=True), 1)
+    records = [Record(int(label), image, key) for key, (label, image) in rows]
+    borders = 1 + np.concatenate([[0], np.cumsum(np.bincount(labels))])
+    ranges = np.stack([borders[:-1], borders[1:]], axis=1)
+    first = int(borders[-1])
+    people = [Record(pair, b"", key) for key, pair in enumerate(ranges, first)]
+    header = Record(np.array([first, first + len(people)]), b"")
+    write_recordio(path, [header, *records, *people])
+    text = f"{len(people)},{image_size[0]},{image_size[1]}"
     pathlib.Path(path).with_name("property").write_text(text, encoding="ascii")
