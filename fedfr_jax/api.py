@@ -493,8 +493,8 @@ def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
     arrays["ledger"] = ledgers.to_json(run.ledger)
     arrays["settings"] = json.dumps(settings_of(run.sim, run.clients))
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
-        for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            arrays[f"{part}/{trees.path_name(key_path)}"] = np.asarray(leaf)
+        for name, leaf in trees.by_name(tree).items():
+            arrays[f"{part}/{name}"] = np.asarray(leaf)
     with replace_file(path) as file:
         np.savez(file, **arrays)
     return path

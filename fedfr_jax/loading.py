@@ -45,8 +45,7 @@ def backbone_of(variables, template) -> PyTree | None:
     """Find variables like `template` within deployed variables; None: absent."""
 
     def shapes_by_name(tree):
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {trees.path_name(path): jnp.shape(x) for path, x in leaves}
+        return {name: jnp.shape(x) for name, x in trees.by_name(tree).items()}
 
     expected = shapes_by_name(jax.eval_shape(by_block_name, template))
     if shapes_by_name(by_block_name(variables)) == expected:

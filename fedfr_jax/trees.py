@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,12 @@ NEAR = 12  # names that an error lists
 def path_name(path: tuple) -> str:
     """Name of a leaf's path: `params/stage3/conv1/kernel`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+
+
+def by_name(tree: PyTree) -> dict[str, Any]:
+    """Leaves by the names of their paths, in the order of the tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in leaves}
 
 
 def count(tree: PyTree) -> int:
@@ -60,8 +67,7 @@ def matching(pattern: str, *, min_leaves: int = 1) -> Callable[[PyTree], PyTree]
     def select(tree):
         matches = jax.tree_util.tree_map_with_path(matches_pattern, tree)
         if sum(jax.tree.leaves(matches)) < min_leaves:
-            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-            names = [name for path in paths for name in block_paths(path_name(path))]
+            names = [name for path in by_name(tree) for name in block_paths(path)]
             near = difflib.get_close_matches(pattern, names, NEAR, cutoff=0)
             raise ValueError(
                 f"path pattern must match a leaf such as {', '.join(near)}, got "
@@ -188,13 +194,10 @@ def shapes(tree: PyTree, *leading: int) -> PyTree:
 def difference(a: PyTree, b: PyTree) -> str | None:
     """Describe the first leaf in which two trees differ in name, shape or dtype."""
 
-    def describe(tree):
-        return {
-            path_name(p): (tuple(x.shape), str(x.dtype))
-            for p, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    left, right = describe(a), describe(b)
+    left, right = (
+        {name: (tuple(x.shape), str(x.dtype)) for name, x in by_name(tree).items()}
+        for tree in (a, b)
+    )
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
             return f"{name}: {left.get(name)} against {right.get(name)}"

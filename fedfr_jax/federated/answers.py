@@ -63,8 +63,8 @@ def quote(value) -> str:
 
 def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
     """Convert a tree to arrays in host memory by name: "params/dense/kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
-    return {trees.path_name(path): np.asarray(x) for path, x in leaves}
+    leaves = trees.by_name(jax.device_get(tree))
+    return {name: np.asarray(x) for name, x in leaves.items()}
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> dict[str, EncodedArray]:
@@ -83,8 +83,7 @@ def from_arrays(
     Raises:
       ValueError: for an array that is missing, too much, or not like the template's.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(template)
-    check_names("arrays", arrays, [trees.path_name(path) for path, _ in leaves])
+    check_names("arrays", arrays, [*trees.by_name(template)])
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _decode(trees.path_name(path), arrays, leaf), template
     )
@@ -165,12 +164,12 @@ def check_numbers(sent: PyTree) -> None:
     sent = jax.tree.map(
         lambda x: filled(x) if sums.is_scaled(x) else x, sent, is_leaf=sums.is_scaled
     )
-    for path, x in jax.tree_util.tree_leaves_with_path(sent):
+    for name, x in trees.by_name(sent).items():
         size = float(np.abs(x).max(initial=0)) if x.dtype.kind != "b" else 0.0
         if not size <= LARGEST:
             raise ValueError(
-                f"{trees.path_name(path)} must be finite, of size at most {LARGEST:g}, "
-                f"got {size:g}. Lower the learning rate."
+                f"{name} must be finite, of size at most {LARGEST:g}, got {size:g}. "
+                "Lower the learning rate."
             )
 
 

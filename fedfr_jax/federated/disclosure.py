@@ -275,8 +275,8 @@ def count_bytes(arrays: Sequence[SentArray]) -> int:
 def arrays_of(tree: PyTree) -> list[SentArray]:
     """Arrays of a tree by name, without the wrappers of nested algorithms."""
     arrays = []
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        parts = (part.lstrip(".") for part in trees.path_name(path).split("/"))
+    for path, x in trees.by_name(tree).items():
+        parts = (part.lstrip(".") for part in path.split("/"))
         name = "/".join(part for part in parts if part != "inner")
         arrays.append(SentArray(name, tuple(x.shape), str(x.dtype)))
     return arrays

@@ -418,9 +418,8 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
     program, (total, lane) = trace(*arguments, np.int32(0), jax.random.key(0))
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
     used |= {id(x) for x in program.jaxpr.outvars}
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    pairs = zip(leaves, program.jaxpr.invars, strict=False)
-    read = [trees.path_name(path) for (path, _), x in pairs if id(x) in used]
+    pairs = zip(trees.by_name(state), program.jaxpr.invars, strict=False)
+    read = [name for name, x in pairs if id(x) in used]
     key = jax.random.key(deployment.settings.seed)
 
     @jax.jit

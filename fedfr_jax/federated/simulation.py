@@ -453,13 +453,12 @@ def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
     Args:
       clients: [n] ids, negative for idle slots.
     """
-    for path, x in jax.tree_util.tree_leaves_with_path(rows):
+    for name, x in trees.by_name(rows).items():
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             continue
         is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
         if not is_fine.all():
-            name, client = trees.path_name(path), clients[is_fine.argmin()]
-            origin = f"client {client} after round {round + 1}"
+            origin = f"client {clients[is_fine.argmin()]} after round {round + 1}"
             check_number(f"personal {name}", np.nan, origin)
 
 

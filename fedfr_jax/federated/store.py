@@ -100,8 +100,8 @@ def write_checksums(path: pathlib.Path, checksums: dict[int, int]) -> None:
 def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
     """Write the layout of the client states, or raise ValueError if it differs."""
     lines = [FORMAT, f"population {population}"] + [
-        f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
-        for p, x in jax.tree_util.tree_leaves_with_path(template)
+        f"{name} {tuple(x.shape)} {np.dtype(x.dtype)}"
+        for name, x in trees.by_name(template).items()
     ]
     if not path.exists():
         write_text(path, "\n".join(lines))

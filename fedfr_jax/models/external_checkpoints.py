@@ -20,7 +20,6 @@ import jax
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax import trees
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.models.norm import EPSILON
@@ -28,6 +27,7 @@ from fedfr_jax.models.weights import Weights
 from fedfr_jax.ranges import Count
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
 from fedfr_jax.schema import broken_rule, check_choice, has_kind, with_tuples
+from fedfr_jax.trees import by_name
 from fedfr_jax.types import InputShape, PyTree
 
 Arrays = Mapping[str, np.ndarray]
@@ -110,7 +110,7 @@ def from_torch(
     if model_name == "iresnet" and "features.weight" in tensors:
         tensors = _with_unit_scale(tensors)
         del tensors["features.weight"]
-    shapes = _by_name(jax.eval_shape(by_block_name, template))
+    shapes = by_name(jax.eval_shape(by_block_name, template))
     return fitted(_to_jax(model_name, tensors, shapes, head), template)
 
 
@@ -121,7 +121,7 @@ def fill_resnet(variables: PyTree, state_dict: Arrays) -> PyTree:
       variables: {"params", "batch_stats"}; only "stem" and each "stage" are replaced.
       state_dict: tensor name -> array; its last layer, "fc", is ignored.
     """
-    leaves = _by_name(variables)
+    leaves = by_name(variables)
     trunk = {k: x for k, x in leaves.items() if "/stem/" in k or "/stage" in k}
     tensors = _torch_tensors(state_dict)
     tensors = {k: x for k, x in tensors.items() if not k.startswith("fc.")}
@@ -134,7 +134,7 @@ def to_torch(
     """PyTorch state dict of a model's variables; the inverse of `from_torch`."""
     _, head = _template(model_name, input_shape, settings)
     state_dict = {}
-    for name, leaf in _by_name(by_block_name(variables)).items():
+    for name, leaf in by_name(by_block_name(variables)).items():
         array = np.asarray(leaf)
         if array.ndim == 4:
             array = array.transpose(3, 2, 0, 1)
@@ -150,7 +150,7 @@ def to_torch(
 def fitted(arrays: Arrays, template: PyTree) -> PyTree:
     """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes."""
     structs = jax.eval_shape(by_block_name, template)
-    expected = _by_name(structs)
+    expected = by_name(structs)
     _check_fit(arrays, {name: x.shape for name, x in expected.items()})
     tree = jax.tree.unflatten(jax.tree.structure(structs), map(arrays.get, expected))
     return unstack_like(tree, template)
@@ -182,12 +182,6 @@ def _template(model_name, input_shape, settings):
         return template, (1, 1, num_features)
     height, width = (-(-size // 2 ** len(stages)) for size in input_shape[:2])
     return template, (height, width, num_features // (height * width))
-
-
-def _by_name(tree: PyTree) -> dict[str, Any]:
-    """Leaves by names such as params/stem/conv/kernel, in the order of `tree`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {trees.path_name(path): leaf for path, leaf in leaves}
 
 
 def _float32(arrays: Arrays) -> dict[str, np.ndarray]:

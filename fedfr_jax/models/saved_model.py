@@ -12,7 +12,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedfr_jax import manifest, trees
@@ -27,8 +26,8 @@ CONFIG, PRETRAINED = "config.json", "pretrained"  # of a run's folder
 
 def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
     """Leaves of variables by name, such as params/stem/conv/kernel."""
-    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
-    return {trees.path_name(path): np.asarray(leaf) for path, leaf in leaves}
+    leaves = trees.by_name(by_block_name(variables))
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
 
 
 def save_model(

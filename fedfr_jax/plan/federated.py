@@ -161,10 +161,7 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
 
 def count_params(variables: PyTree) -> int:
     """Number of parameters of a network, without running statistics."""
+    leaves = trees.by_name(variables).items()
     return trees.count(
-        [
-            x
-            for path, x in jax.tree_util.tree_leaves_with_path(variables)
-            if "batch_stats" not in trees.path_name(path).split("/")
-        ]
+        [x for name, x in leaves if "batch_stats" not in name.split("/")]
     )

@@ -238,8 +238,7 @@ def is_anywhere(fact: bool) -> bool:
 
 def _leaves_by_name(tree: PyTree) -> dict:
     """Leaves by path name, without empty ones, which Orbax refuses."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {trees.path_name(path): x for path, x in leaves if x.size}
+    return {name: x for name, x in trees.by_name(tree).items() if x.size}
 
 
 def _refill(template: PyTree, leaves: dict) -> PyTree:

@@ -165,7 +165,7 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
       arrays: by our names, see `our_names`.
     """
     blocks = by_block_name(variables)
-    leaves, fits = _leaves(blocks), {}
+    leaves, fits = trees.by_name(blocks), {}
     for name, leaf in leaves.items():
         is_same = name in arrays and np.shape(arrays[name]) == leaf.shape
         fits.setdefault(_module(name), {})[name] = is_same
@@ -193,11 +193,6 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
         leaf(name, x) if _module(name := trees.path_name(path)) in taken else x
     )
     return unstack_like(jax.tree_util.tree_map_with_path(one, blocks), variables)
-
-
-def _leaves(tree: PyTree) -> dict[str, jax.Array]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {trees.path_name(path): leaf for path, leaf in leaves}
 
 
 def _module(name: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name, split_stacks, unstack_like
-from fedfr_jax.trees import matching, num_bytes, path_name
+from fedfr_jax.trees import by_name, matching, num_bytes
 from tests.federated import toys
 
 pytestmark = pytest.mark.ci
@@ -67,8 +67,8 @@ def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
     assert model.blocks == tuple(blocks.split())
     held = set()
     variables = jax.eval_shape(lambda: by_block_name(model.init(jax.random.key(0))))
-    for path, _ in jax.tree_util.tree_leaves_with_path(variables):
-        leaf = path_name(path[1:])
+    for path in by_name(variables):
+        leaf = path.partition("/")[2]
         (block,) = [b for b in model.blocks if leaf.startswith(f"{b}/")]
         held.add(block)
     assert held == set(model.blocks)

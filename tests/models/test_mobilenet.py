@@ -40,12 +40,11 @@ def test_personal_blocks_are_counted_as_fedper_counts_them(name, count):
     if count == 0:
         assert pattern == ""  # FedAvg
         return
-    mask = trees.matching(pattern)(variables)
-    mask = jax.tree_util.tree_leaves_with_path(mask)
+    mask = trees.by_name(trees.matching(pattern)(variables))
     prefixes = tuple(f"{k}/{unit}/" for k in variables for unit in kept[:count])
-    for path, is_kept in mask:
-        assert is_kept == trees.path_name(path).startswith(prefixes)
-    assert sum(is_kept for _, is_kept in mask) >= 2 * count
+    for path, is_kept in mask.items():
+        assert is_kept == path.startswith(prefixes)
+    assert sum(mask.values()) >= 2 * count
 
 
 @pytest.mark.parametrize("stride", [1, 2])

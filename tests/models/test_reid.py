@@ -7,7 +7,7 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import fill_resnet
-from fedfr_jax.trees import path_name
+from fedfr_jax.trees import by_name
 
 pytestmark = pytest.mark.ci
 
@@ -25,8 +25,8 @@ def torch_trunk(variables):
     rng, tensors = np.random.default_rng(0), {}
     rows = {"kernel": "weight", "scale": "weight", "bias": "bias"}
     rows |= {"mean": "running_mean", "var": "running_var"}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-        *module, kind = path_name(path).split("/")[1:]
+    for path, leaf in by_name(variables).items():
+        *module, kind = path.split("/")[1:]
         if not module[0].startswith("st"):
             continue
         if module[0] == "stem":
@@ -110,9 +110,8 @@ def test_a_linear_neck_is_linear_norm_and_dropout_without_relu():
     assert found.shape == (64, 5) and (np.asarray(found) < 0).any()
     _, dropped, _ = features(variables, x, True, key=jax.random.key(1))
     assert 0.4 < (np.asarray(dropped) == 0).mean() < 0.6
-    paths = jax.tree_util.tree_leaves_with_path(variables["params"])
-    names = {path_name(path) for path, _ in paths}
-    assert {"neck/fc/kernel", "neck/bn/scale", "classifier/bias"} <= names
+    names = {"neck/fc/kernel", "neck/bn/scale", "classifier/bias"}
+    assert names <= by_name(variables["params"]).keys()
     assert model.blocks[-2:] == ("neck", "classifier")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name
-from fedfr_jax.trees import path_name
+from fedfr_jax.trees import by_name
 from tests.models.made import count_of
 
 pytestmark = pytest.mark.ci
@@ -140,8 +140,7 @@ def first_leaves(name):
     settings = next(row[1] for row in FIRST_VALUES if row[0] == name)
     model = MODELS[name]((28, 28, 3), **settings)
     params = by_block_name(model.init(jax.random.key(0))["params"])
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in by_name(params).items()}
 
 
 @pytest.mark.parametrize("name, settings, leaf, shape, deviation", FIRST_VALUES)

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax import trees
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import (
     convert_variables,
@@ -21,6 +20,7 @@ from fedfr_jax.models.external_checkpoints import (
 )
 from fedfr_jax.models.weights import Weights, read_weights, write_weights
 from fedfr_jax.scanned_blocks import by_block_name
+from fedfr_jax.trees import by_name
 
 SHAPE = (32, 32, 3)
 NETWORKS = {
@@ -50,11 +50,6 @@ def drawn(name, **more):
     rng = np.random.default_rng(0)
     values = [rng.uniform(0.5, 1.5, x.shape).astype(np.float32) for x in leaves]
     return jax.tree.unflatten(structure, values)
-
-
-def own_names(variables):
-    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
-    return {trees.path_name(path): x for path, x in leaves}
 
 
 def test_equal_weights_are_equal_bytes_in_whatever_order_they_come(tmp_path):
@@ -302,7 +297,7 @@ def test_an_ir_network_computes_what_its_scale_and_missing_norm_say(has_middle):
 
 def test_weights_that_do_not_fit_name_the_leaf():
     settings = NETWORKS["iresnet"]
-    arrays = own_names(drawn("iresnet"))
+    arrays = by_name(by_block_name(drawn("iresnet")))
     model = {"name": "iresnet", **settings}
     fitted = convert_variables(Weights(arrays, {}), model, SHAPE)
     jax.tree.map(np.testing.assert_array_equal, fitted, drawn("iresnet"))

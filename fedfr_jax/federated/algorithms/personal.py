@@ -128,8 +128,7 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
 def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
     """Leaves of `variables` at the paths of `leaves`; others may be missing."""
     variables = scanned_blocks.unstack_like(variables, leaves)
-    paths = jax.tree_util.tree_leaves_with_path(variables)
-    named = {trees.path_name(path): x for path, x in paths}
+    named = trees.by_name(variables)
 
     def pick(path, leaf):
         name = trees.path_name(path)

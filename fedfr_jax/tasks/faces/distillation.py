@@ -45,7 +45,7 @@ from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import build_data_augment
 from fedfr_jax.tasks.faces.data import FaceData, build_inputs
 from fedfr_jax.tasks.model import NetworkReader
-from fedfr_jax.trees import path_name
+from fedfr_jax.trees import by_name
 from fedfr_jax.types import Batch, Model, PyTree, Source, as_aux_loss
 
 KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
@@ -263,9 +263,9 @@ def digest_of(source: Source) -> str:
 def digest_of_teacher(teacher: Teacher) -> str:
     """Digest of a teacher's variables."""
     digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
+    for name, leaf in by_name(teacher.variables).items():
         leaf = np.asarray(leaf)
-        digest.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
         digest.update(leaf.tobytes())
     return digest.hexdigest()
 
