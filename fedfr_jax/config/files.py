@@ -1,5 +1,6 @@
 """Config files: shipped, of the user, and stored in a run."""
 
+import copy
 import pathlib
 import runpy
 import sys
@@ -93,7 +94,21 @@ def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
             f"{_with_line(path, line)} must return an ml_collections ConfigDict from "
             f"get_config(), got {type(config).__name__}."
         )
-    return config
+    return _unshared(config)
+
+
+def _unshared(config: ConfigDict) -> ConfigDict:
+    """Copy each section: a change of one that stands twice in a file is of one place.
+
+    References, such as of a section's seed to the config's, stay.
+    """
+    alone = copy.copy(config)
+    fields = vars(config)["_fields"].items()
+    is_section = lambda x: isinstance(x, ConfigDict)
+    vars(alone)["_fields"] = {
+        k: _unshared(x) if is_section(x) else x for k, x in fields
+    }
+    return alone
 
 
 def restore(path: pathlib.Path) -> ConfigDict:
