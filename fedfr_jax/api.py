@@ -78,7 +78,7 @@ class FederatedDataset(NamedTuple):
                 f"x, y and client_ids must have one entry per example, got {counts}."
             )
         clients, owner = np.unique(client_ids, return_inverse=True)
-        part = group_rows(owner, np.ones_like(owner, bool), y, len(clients))
+        part = group_rows(owner, y, len(clients))
         return cls._of_rows(x, y, part, y.max() + 1, clients)
 
     @classmethod

@@ -64,7 +64,7 @@ def hold_out_by_name(
     is_test[_last_of_client(owner, keys, is_test)] = False
     is_test[_last_of_client(classes, keys, is_test)] = False
     train, test = (
-        group_rows(owner, is_part, labels, split.num_clients)
+        group_rows(owner, labels, split.num_clients, is_part)
         for is_part in (~is_test, is_test)
     )
     return split._replace(train=train, test=test)
@@ -175,7 +175,7 @@ class Assignment(NamedTuple):
         if not len(self.official_test):
             is_test[self._held_out()] = True
         train, test = (
-            group_rows(self.owner, is_part, self.labels, self.num_clients)
+            group_rows(self.owner, self.labels, self.num_clients, is_part)
             for is_part in (~is_test, is_test)
         )
         is_empty = train.sizes == 0

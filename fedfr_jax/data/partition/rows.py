@@ -48,7 +48,10 @@ def cumulative(sizes: np.ndarray) -> np.ndarray:
 
 
 def group_rows(
-    owner: np.ndarray, is_part: np.ndarray, labels: np.ndarray, num_clients: int
+    owner: np.ndarray,
+    labels: np.ndarray,
+    num_clients: int,
+    is_part: np.ndarray | bool = True,
 ) -> ClientRows:
     """Rows of a part [T] by their owners [T], in the order of the source."""
     rows = np.flatnonzero(is_part & (owner != UNASSIGNED))

@@ -29,7 +29,7 @@ from fedfr_jax.data.partition.reid import (
     by_identity,
     client_classes,
 )
-from fedfr_jax.data.partition.rows import UNASSIGNED
+from fedfr_jax.data.partition.rows import UNASSIGNED, ClientRows, group_rows
 from fedfr_jax.data.sources.reid import DISTRACTOR
 from fedfr_jax.data.sources.selection import concat_sources, keep_rows
 from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
@@ -87,26 +87,14 @@ class TestDomain(NamedTuple):
 class ReidSplit(NamedTuple):
     """Rows of a source by client, and the test images of every domain."""
 
-    train: np.ndarray  # [n] int64 rows grouped by client
-    labels: np.ndarray  # [n] int32 class of the client's own, in [0, num_classes[k])
+    train: ClientRows  # labels: the client's own classes, in [0, num_classes[k])
     cameras: np.ndarray  # [n] int32 camera of each, distinct between clients
-    offsets: np.ndarray  # [N + 1] int64 of each client's among them
     num_classes: np.ndarray  # [N] int32 people of each client
     client_names: tuple[str, ...]  # N
     tests: dict[str, TestDomain]  # by the domain's name
     # N x the tested domains that it trains on
     client_tests: tuple[tuple[str, ...], ...]
     unseen: tuple[str, ...]  # tested domains that no client trains on
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients, N."""
-        return len(self.client_names)
-
-    @property
-    def client(self) -> np.ndarray:
-        """Client [n] of each training image."""
-        return np.repeat(np.arange(self.num_clients), np.diff(self.offsets))
 
 
 def roles_and_cameras(source: Source) -> tuple[np.ndarray, np.ndarray]:
@@ -153,27 +141,22 @@ def build_split(config: PartitionConfig, source: Source) -> ReidSplit:
         tuple(name for name in names if name not in left_out),
     )
     owners = client_assignment(config.scenario, training)
-    is_owned = owners.client != UNASSIGNED
-    counts = np.bincount(owners.client[is_owned], minlength=len(owners.names))
-    if not counts.all():
-        empty = [n for n, c in zip(owners.names, counts, strict=True) if not c]
+    num_clients = len(owners.names)
+    train = group_rows(owners.client, source.labels[rows], num_clients)
+    if not train.sizes.all():
+        empty = [n for n, c in zip(owners.names, train.sizes, strict=True) if not c]
         raise ValueError(
             "config.partition must give every client a training image, got none for "
             f"{', '.join(empty)} (data sets only for test belong in held_out_domains)."
         )
-    order = np.argsort(owners.client, kind="stable")
-    order = order[is_owned[order]]
-    rows, client = rows[order], owners.client[order]
-    offsets = np.cumsum([0, *counts])
-    labels, num_classes = client_classes(client, source.labels[rows], len(counts))
-    keys = np.stack([client, cameras[rows]], axis=1)
+    rows = rows[train.rows]
+    labels, num_classes = client_classes(train.client, train.labels, num_clients)
+    keys = np.stack([train.client, cameras[rows]], axis=1)
     tests = build_tests(source, names, domain, is_person)
-    domains = [np.unique(x) for x in np.split(domain[rows], offsets[1:-1])]
+    domains = [np.unique(x) for x in np.split(domain[rows], train.offsets[1:-1])]
     return ReidSplit(
-        train=rows,
-        labels=labels,
+        train=train._replace(rows=rows, labels=labels),
         cameras=np.unique(keys, axis=0, return_inverse=True)[1].astype(np.int32),
-        offsets=offsets,
         num_classes=num_classes,
         client_names=owners.names,
         tests=tests,
@@ -193,7 +176,9 @@ def data_usage(
       public: they are part of the source that is returned, as "public/<name>".
     """
     _, cameras = roles_and_cameras(source)
-    parts = {"train": UsedRows(split.train, split.client, split.labels)}
+    parts = {
+        "train": UsedRows(split.train.rows, split.train.client, split.train.labels)
+    }
     for name, test in split.tests.items():
         for use, rows in test._asdict().items():
             parts[f"{use} of {name}"] = UsedRows(rows, None, cameras[rows])
@@ -354,15 +339,15 @@ def report(split: ReidSplit, source: Source) -> dict:
     """
     roles, cameras = roles_and_cameras(source)
     names, domain = test_domains(source)
-    keys = np.stack([domain, cameras], axis=1)[split.train]
+    keys = np.stack([domain, cameras], axis=1)[split.train.rows]
     seen, column = np.unique(keys, axis=0, return_inverse=True)
-    table = np.zeros((split.num_clients, len(seen)), int)
-    np.add.at(table, (split.client, column), 1)
+    table = np.zeros((len(split.client_names), len(seen)), int)
+    np.add.at(table, (split.train.client, column), 1)
     prefixes = [f"{name} " if len(names) > 1 else "" for name in names]
     return {
-        "clients": split.num_clients,
+        "clients": len(split.client_names),
         "client_names": list(split.client_names),
-        "images": np.diff(split.offsets).tolist(),
+        "images": split.train.sizes.tolist(),
         "identities": split.num_classes.tolist(),
         "classes": [f"{prefixes[where]}camera {camera}" for where, camera in seen],
         "kind": ("camera", "cameras"),
@@ -377,7 +362,7 @@ def report(split: ReidSplit, source: Source) -> dict:
             for name, test in split.tests.items()
         },
         "unseen": list(split.unseen),
-        "unassigned": int((roles == TRAIN).sum()) - len(split.train),
+        "unassigned": int((roles == TRAIN).sum()) - len(split.train.rows),
     }
 
 

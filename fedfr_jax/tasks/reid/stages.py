@@ -134,7 +134,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     federation, public = config.federation, config.partition.public
     source, public_source = build_public_data(public, open_data(config.data))
     split = build_split(config.partition, source)
-    read = lambda rows: source.read(split.train[rows])
+    read = lambda rows: source.read(split.train.rows[rows])
     statistics = functools.cache(lambda: compute_statistics(read, split.cameras))
     augment = fill_statistics(federation.augment, statistics)
     batching = client_batching(federation._replace(augment=augment))
@@ -145,7 +145,7 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         images = public_source.read(np.arange(len(public_source.labels)))
         shown = shown._replace(batch_size=public.batch_size)
         shared["shared"] = PublicImages(images, shown)
-    people = np.unique(source.labels[split.train], return_inverse=True)[1]
+    people = np.unique(source.labels[split.train.rows], return_inverse=True)[1]
     facts = report(split, source)
     return Opened(
         config=config,
@@ -157,8 +157,8 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
             shared=shared,
             statistics=statistics,
         ),
-        population=Population(split.offsets.astype(np.int64), split.num_classes),
-        num_rows=len(split.train),
+        population=Population(split.train.offsets, split.num_classes),
+        num_rows=len(split.train.rows),
         batching=batching,
         used=data_usage(split, source, public_source),
         report=facts,
@@ -271,10 +271,10 @@ def balanced(
       ValueError: naming the client, for one with fewer identities than a batch.
     """
     split, batching = opened.split.clients, opened.batching
-    of_client = np.split(split.labels, split.offsets[1:-1])
+    of_client = np.split(split.train.labels, split.train.offsets[1:-1])
     owners = dict(zip(split.client_names, of_client, strict=True))
     sizes = batch_sizes(batching.batch_size, identities, owners)
-    largest = int(np.diff(split.offsets).max())
+    largest = int(split.train.sizes.max())
     count = max(int(batching.steps_per_epoch(largest)) * epochs, 1)
 
     def order(client, round):
@@ -305,8 +305,8 @@ def load(opened: Opened, network, stream_bytes: int | None) -> Images:
     """Load the training images, or stream them."""
     del network
     split, source = opened.split.clients, opened.source
-    targets = {"label": split.labels, "camera": split.cameras}
-    train = build_dataset(source, split.train, stream_bytes, **targets)
+    targets = {"label": split.train.labels, "camera": split.cameras}
+    train = build_dataset(source, split.train.rows, stream_bytes, **targets)
     return Images(train, stream_bytes)
 
 
@@ -334,7 +334,7 @@ def build_evaluators(
     model = networks.clients.model
     evaluators = evaluator.evaluators
     evaluators["personalized"] = evaluate_equals_once(
-        evaluators["personalized"], split.num_clients, model.blocks[-1]
+        evaluators["personalized"], len(split.client_names), model.blocks[-1]
     )
     if evaluation.num_visualized:
         evaluators["pictures"] = retrieval_sheets(

@@ -24,7 +24,7 @@ def build_split(settings, source):
 
 def held(split, source):
     """Each client's (people, cameras), as sets."""
-    rows = np.split(split.train, split.offsets[1:-1])
+    rows = map(split.train.of, range(len(split.client_names)))
     return [
         (set(source.labels[of].tolist()), set(source.cameras[of].tolist()))
         for of in rows
@@ -33,11 +33,12 @@ def held(split, source):
 
 def check(split, source):
     """Classes number each client's own people, rows are TRAIN and nobody's twice."""
-    assert (source.roles[split.train] == TRAIN).all()
-    assert len(np.unique(split.train)) == len(split.train) == split.offsets[-1]
-    for client, of in enumerate(np.split(split.train, split.offsets[1:-1])):
-        labels = split.labels[split.offsets[client] : split.offsets[client + 1]]
-        people, wanted = np.unique(source.labels[of], return_inverse=True)
+    train = split.train
+    assert (source.roles[train.rows] == TRAIN).all()
+    assert len(np.unique(train.rows)) == len(train.rows) == train.offsets[-1]
+    for client, labels in enumerate(np.split(train.labels, train.offsets[1:-1])):
+        of = source.labels[train.of(client)]
+        people, wanted = np.unique(of, return_inverse=True)
         assert_array_equal(labels, wanted)
         assert split.num_classes[client] == len(people)
 
@@ -81,7 +82,7 @@ def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
     source = crossed(num_train=8)
     split = build_split({"name": "iid", "num_clients": 3}, source)
     check(split, source)
-    assert split.offsets[-1] == (source.roles == TRAIN).sum()  # tests are others
+    assert split.train.offsets[-1] == (source.roles == TRAIN).sum()  # tests are others
     assert split.client_names == ("client 0", "client 1", "client 2")
 
     def mine(labels, *, most: int):
@@ -152,7 +153,7 @@ def test_nobody_is_never_trained_on_asked_for_or_found():
     roles = [TRAIN, TRAIN, QUERY, GALLERY, TRAIN, GALLERY, QUERY]
     source = source_of(people, cameras, roles, names=("0002", "0007", "-1"))
     split = build_split(BY_CAMERA, source)
-    assert split.train.tolist() == [0, 1]
+    assert split.train.rows.tolist() == [0, 1]
     assert [rows.tolist() for rows in split.tests["test"]] == [[2], [3]]
 
 
