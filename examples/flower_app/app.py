@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 import fedfr_jax as ff
 from fedfr_jax import flower
 from fedfr_jax.tasks.faces.frozen_features import ComputedFeatures
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.loss import face_loss, on_variables
 
 NUM_CLIENTS = 3
 
@@ -61,7 +61,7 @@ def fedfr_generic():
     def reference_features(shared, previous, client):
         return ComputedFeatures(features, shared, previous)
 
-    loss = face_loss(backbone, contrastive_weight=5.0)
+    loss = face_loss(on_variables(backbone), contrastive_weight=5.0)
     training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.002)
     fedfr = ff.fedfr(training, reference_features=reference_features)
     start = backbone.init(jax.random.key(0))

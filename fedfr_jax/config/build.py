@@ -4,21 +4,23 @@ import contextlib
 import re
 import types
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
+from fedfr_jax import parts
 from fedfr_jax.data.stream import example_shape
 from fedfr_jax.federated.participation import check_participation
 from fedfr_jax.federated.privacy.mechanism import check_prepare
 from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import is_url
+from fedfr_jax.parts import section
 from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
-from fedfr_jax.schema import check_choice, check_values, naming
+from fedfr_jax.schema import check_choice, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.experiment import Config, build_experiment, parse_config
 from fedfr_jax.tasks.places import with_paths
@@ -31,17 +33,29 @@ RUNS = r"(pretrain|methods/[^/]+)/(init|distill/teacher/weights)"
 RUNS += r"|evaluation/representation/reference"
 METHOD_NAME = r"\w[\w@=+ -]*"
 NAME_RULE = "names of letters, digits and _ @ = + -, which are folders"
-SECTIONS = (
-    "task",
-    "seed",
-    "data",
-    "partition",
-    "model",
-    "pretrain",
-    "federation",
-    "evaluation",
-    "methods",
-)
+EMPTY: Mapping = types.MappingProxyType({})
+
+
+@section
+class Sections(NamedTuple):
+    """A config's sections, as they are written."""
+
+    task: str = "faces"
+    seed: Seed = 0
+    data: Mapping = EMPTY
+    partition: Mapping = EMPTY
+    model: Mapping = EMPTY
+    pretrain: Mapping = EMPTY
+    federation: Mapping = EMPTY
+    evaluation: Mapping = EMPTY
+    methods: Mapping = EMPTY
+
+    def check(self) -> None:
+        """Raise ValueError for an unknown task, or a method that names no folder."""
+        check_choice("config.task", self.task, sorted(TASKS))
+        for name in self.methods:
+            if not re.fullmatch(METHOD_NAME, str(name)):
+                raise ValueError(f"config.methods must have {NAME_RULE}, got {name!r}.")
 
 
 def plain(value: Any) -> Any:
@@ -87,25 +101,9 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
       ValueError: for an unknown section or task.
     """
     with naming("config"):
-        settings = {"task": "faces", "seed": 0, **plain(config)}
-    for name in settings:
-        if name not in SECTIONS:
-            raise ValueError(f"config must have the sections {SECTIONS}, got {name!r}.")
-    check_choice("config.task", settings["task"], sorted(TASKS))
-    check_values("config.", {"seed": settings["seed"]}, {"seed": Seed})
+        settings = plain(config)
     check_literals("config", settings)
-    for name in SECTIONS[2:]:
-        _check_section(name, settings.setdefault(name, {}))
-    for name, method in settings["methods"].items():
-        _check_section(f"methods.{name}", method)
-        if not re.fullmatch(METHOD_NAME, str(name)):  # the folder of its stage
-            raise ValueError(f"config.methods must have {NAME_RULE}, got {name!r}.")
-    return with_paths(settings)
-
-
-def _check_section(name: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"config.{name} must be a mapping, got {value!r}.")
+    return with_paths(parts.parse(Sections, settings)._asdict())
 
 
 def parse(config: ml_collections.ConfigDict | Mapping) -> Config:

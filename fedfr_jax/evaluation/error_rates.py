@@ -44,6 +44,14 @@ def metric_name(name: str, rate: float) -> str:
     return f"{name}={short if float(short) == rate else repr(float(rate))}"
 
 
+def by_rate(
+    name: str, rates: Sequence[float], values: np.ndarray | Sequence
+) -> dict[str, float]:
+    """{`metric_name`: value} of values [n] at rates [n]."""
+    names = [metric_name(name, rate) for rate in rates]
+    return dict(zip(names, np.asarray(values).tolist(), strict=True))
+
+
 def flagged_name(name: str, rate: float, count: int) -> str:
     """`metric_name`, with a "~" if `count` trials are too few to measure the rate.
 
@@ -206,9 +214,7 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
 
 def exact_tar(tiles: ScoreTiles, fars: Sequence[float]) -> dict[str, float]:
     """Exact TAR in [0, 1] at each FAR, {"tar@far=1e-03": ...}, by `far_ranks`."""
-    points = exact_points(tiles, far_ranks(fars))
-    names = [metric_name("tar@far", far) for far in fars]
-    return dict(zip(names, points.tar.tolist(), strict=True))
+    return by_rate("tar@far", fars, exact_points(tiles, far_ranks(fars)).tar)
 
 
 def cosine_histogram(tiles: ScoreTiles, *, bins_per_unit: int = 1000) -> np.ndarray:
@@ -232,6 +238,4 @@ def binned_tar(histogram: np.ndarray, fars: Sequence[float]) -> dict[str, float]
     total = histogram.sum(axis=1, keepdims=True)
     far, tar = np.append((total - histogram.cumsum(axis=1)) / total, [[1], [1]], axis=1)
     order = np.lexsort((tar, far))
-    tars = np.interp(fars, far[order], tar[order])
-    names = [metric_name("tar@far", rate) for rate in fars]
-    return dict(zip(names, tars.tolist(), strict=True))
+    return by_rate("tar@far", fars, np.interp(fars, far[order], tar[order]))

@@ -14,11 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.error_rates import (
-    exact_points,
-    flag_unsupported,
-    metric_name,
-)
+from fedfr_jax.evaluation.error_rates import by_rate, exact_points, flag_unsupported
 from fedfr_jax.evaluation.score_tiles import (
     IGNORED,
     POSITIVE,
@@ -58,8 +54,7 @@ def pair_tpir(
     tiles = gallery_tiles(probes, probe_labels, gallery, gallery_labels)
     counts = [num_accepted(len(probe_labels), rate) for rate in fpirs]
     points = exact_points(tiles, lambda num_negatives: [k - 1 for k in counts])
-    names = [metric_name("tpir@fpir", rate) for rate in fpirs]
-    return dict(zip(names, points.tar.tolist(), strict=True))
+    return by_rate("tpir@fpir", fpirs, points.tar)
 
 
 @functools.partial(jax.jit, static_argnames="num_probes")
@@ -198,9 +193,8 @@ def open_set_points(
     mated, _, num_ahead = best[:, has_mate]
     counts = [math.floor(round(len(unmated) * rate, 6)) for rate in fpirs]
     thresholds = unmated[[max(count - 1, 0) for count in counts]]
-    tpir = [float(np.mean((num_ahead < 1) & (mated > t))) for t in thresholds]
-    names = [metric_name("tpir@fpir", rate) for rate in fpirs]
-    return dict(zip(names, tpir, strict=True)), thresholds
+    tpir = [np.mean((num_ahead < 1) & (mated > t)) for t in thresholds]
+    return by_rate("tpir@fpir", fpirs, tpir), thresholds
 
 
 def _is_mated(best: np.ndarray) -> np.ndarray:

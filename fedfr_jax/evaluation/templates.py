@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.error_rates import metric_name
+from fedfr_jax.evaluation.error_rates import by_rate
 from fedfr_jax.evaluation.score_tiles import check_features, to_float64, unit_length
 from fedfr_jax.files import check_list, read_list
 from fedfr_jax.schema import naming
@@ -156,10 +156,7 @@ def tar_nearest_far(
     """
     far, tar = roc_points(is_same, scores, drop_intermediate=drop_intermediate)
     far, tar = far[::-1], tar[::-1]
-    return {
-        metric_name("tar@far", target): float(tar[np.argmin(np.abs(far - target))])
-        for target in fars
-    }
+    return by_rate("tar@far", fars, [tar[np.argmin(abs(far - x))] for x in fars])
 
 
 def area_under_curve(is_same, scores) -> float:

@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.evaluation.error_rates import (
+    by_rate,
     check_counts,
     cosine_histogram,
     exact_points,
     far_ranks,
+    flag_unsupported,
     flagged_name,
 )
 from fedfr_jax.evaluation.score_tiles import (
@@ -179,8 +181,8 @@ def generic_verification(
     """
     tiles = pair_tiles(features, labels, np.ones(len(labels), bool))
     points = exact_points(tiles, far_ranks(fars))
-    names = [flagged_name("tar@far", far, points.num_negatives) for far in fars]
-    return dict(zip(names, points.tar.tolist(), strict=True))
+    metrics = by_rate("tar@far", fars, points.tar)
+    return flag_unsupported(metrics, "tar@far", fars, points.num_negatives)
 
 
 class Roc(NamedTuple):

@@ -195,24 +195,24 @@ class Accuracy:
             "personalized": Evaluator(self.personalized),
         }
 
-    def generic(self, networks: TrainedModels) -> Evaluation:
+    def generic(self, models: TrainedModels) -> Evaluation:
         """Evaluate the global model on all test images; empty without one."""
-        if networks.variables is None:
+        if models.variables is None:
             return Evaluation()
-        is_right = self._is_right(networks.apply, networks.variables, self._all())
+        is_right = self._is_right(models.apply, models.variables, self._all())
         return Evaluation({"accuracy": float(is_right.mean())})
 
-    def personalized(self, networks: TrainedModels) -> Evaluation:
+    def personalized(self, models: TrainedModels) -> Evaluation:
         """Evaluate every client's model on its test images; clients without any are
         skipped.
         """
         bounds = list(zip(self._offsets[:-1], self._offsets[1:], strict=True))
-        if networks.client_variables is None:
-            right = self._is_right(networks.apply, networks.variables, self._all())
+        if models.client_variables is None:
+            right = self._is_right(models.apply, models.variables, self._all())
             parts = [right[low:high] for low, high in bounds]
         else:
             parts = [
-                self._is_right(*client_model(networks, client), np.arange(low, high))
+                self._is_right(*client_model(models, client), np.arange(low, high))
                 if high > low
                 else np.zeros(0)
                 for client, (low, high) in enumerate(bounds)
@@ -324,26 +324,24 @@ def _build_finetuning(
     )
 
 
-def _evaluate_new(networks: TrainedModels) -> TrainedModels:
+def _evaluate_new(models: TrainedModels) -> TrainedModels:
     """Models of the clients that never took part."""
-    if networks.client_variables is None:
-        return networks
-    return networks._replace(
-        variables=None, client_variables=networks.new_client_variables
-    )
+    if models.client_variables is None:
+        return models
+    return models._replace(variables=None, client_variables=models.new_client_variables)
 
 
 def _unseen(accuracy: Accuracy) -> dict[str, Evaluator]:
-    def evaluate(networks: TrainedModels) -> Evaluation:
-        return accuracy.personalized(_evaluate_new(networks))
+    def evaluate(models: TrainedModels) -> Evaluation:
+        return accuracy.personalized(_evaluate_new(models))
 
     return {"unseen": Evaluator(evaluate)}
 
 
 def _finetuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evaluator:
-    def evaluate(networks: TrainedModels) -> Evaluation:
-        networks = _evaluate_new(networks) if is_unseen else networks
-        return accuracy.personalized(tune(networks))
+    def evaluate(models: TrainedModels) -> Evaluation:
+        models = _evaluate_new(models) if is_unseen else models
+        return accuracy.personalized(tune(models))
 
     return Evaluator(evaluate, during_training=False)
 
@@ -372,7 +370,6 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         source=source,
         split=(parts, unseen),
         population=build_population(parts, parts.num_classes),
-        num_rows=len(parts.train.rows),
         batching=client_batching(config.federation, is_images=is_images),
         used=data_usage(source, parts, unseen),
         report=facts,
@@ -400,9 +397,9 @@ def build_facts(opened: Opened, network: Part) -> Facts:
     return initialized(facts, config.pretrain)
 
 
-def load(opened: Opened, network, stream_bytes: int | None) -> Images:
+def load(opened: Opened, facts, stream_bytes: int | None) -> Images:
     """Load the images of all clients, on the host or streamed."""
-    del network
+    del facts
 
     def load_clients(parts: ClientPartition) -> Clients:
         return Clients(
@@ -456,7 +453,7 @@ SPEC = TaskSpec(
         ),
     ),
     open=open_task,
-    network=build_facts,
+    facts=build_facts,
     method=plain_method,
     load=load,
     evaluators=build_evaluators,

@@ -135,10 +135,10 @@ def representation(
             "feature_entropy": feature_entropy(features).mean(),
         }
 
-    def evaluate(networks: TrainedModels) -> Evaluation:
-        if networks.variables is None:
+    def evaluate(models: TrainedModels) -> Evaluation:
+        if models.variables is None:
             return Evaluation()
-        labels, features, logits = compute_features(networks.variables)
+        labels, features, logits = compute_features(models.variables)
         values = numbers(labels, features, logits)
         metrics = {name: float(value) for name, value in values.items()}
         if reference is not None:
@@ -278,14 +278,14 @@ def build_finetuned_models(
             seed=opened.config.seed,
         )
 
-    return lambda networks: finetune_clients(simulation(), networks)
+    return lambda models: finetune_clients(simulation(), models)
 
 
-def client_model(networks: TrainedModels, client: int) -> tuple[Callable, PyTree]:
+def client_model(models: TrainedModels, client: int) -> tuple[Callable, PyTree]:
     """(function, variables) of the model that a client uses: its own, or the global."""
-    if networks.client_variables is None:
-        return networks.apply, networks.variables
-    return networks.client_apply, networks.client_variables(client)
+    if models.client_variables is None:
+        return models.apply, models.variables
+    return models.client_apply, models.client_variables(client)
 
 
 def worst_decile(values: np.ndarray) -> np.floating:
@@ -318,14 +318,14 @@ def check_one_process() -> None:
         raise ValueError("fine-tuning cannot be evaluated in a multi-process run.")
 
 
-def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:
-    """Fine-tune `networks` in one round of a simulation of `build_finetuning`.
+def finetune_clients(sim: Simulation, models: TrainedModels) -> TrainedModels:
+    """Fine-tune `models` in one round of a simulation of `build_finetuning`.
 
     All of them are kept on disk, in a temporary folder.
     """
     num_clients = sim.population.num_clients
-    client_variables = networks.client_variables
-    first = networks.variables if client_variables is None else client_variables(0)
+    client_variables = models.client_variables
+    first = models.variables if client_variables is None else client_variables(0)
     server = start_simulation(sim, first)
     store = open_store(sim, server)
     if client_variables is not None:
@@ -341,4 +341,4 @@ def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:
         row = jax.tree.map(lambda x: x[0], rows)
         return meshes.put_global(row, meshes.replicated(sim.mesh))
 
-    return networks._replace(variables=None, client_variables=finetuned)
+    return models._replace(variables=None, client_variables=finetuned)

@@ -73,7 +73,6 @@ class Opened(NamedTuple):
     source: Source
     split: Any  # of the task
     population: Population
-    num_rows: int  # training examples of all clients
     batching: Batching  # of the clients
     used: DataUsage
     report: Mapping[str, Any]  # of the split, as JSON
@@ -87,9 +86,9 @@ class Opened(NamedTuple):
         return [part.rows for part in self.used.parts.values()]
 
 
-def plain_stage(opened: Opened, name: str, trainer: Trainer, network, images) -> Stage:
+def plain_stage(opened: Opened, name: str, trainer: Trainer, facts, images) -> Stage:
     """Stage of a trainer; a central one gets all training images."""
-    del opened, name, network
+    del opened, name, facts
     if isinstance(trainer, CentralTrainer):
         trainer = trainer._replace(dataset=images.train)
     return Stage(trainer)
@@ -103,19 +102,19 @@ class TaskSpec(NamedTuple):
     sections: Mapping[str, Any]  # kinds of partition, model, pretrain, evaluation
     methods: MethodReader
     open: Callable[[Config, Mesh], Opened]
-    # (opened, network) -> what methods are built from
-    network: Callable[[Opened, Part], Any]
-    # (method, that network, opened, where) -> trainer; None: built with the images
+    # (opened, config.model.network) -> what methods are built from
+    facts: Callable[[Opened, Part], Any]
+    # (method, those facts, opened, where) -> trainer; None: built with the images
     method: Callable[..., Trainer | None]
-    # (opened, network, bytes of streamed images or None) -> images, whose `train` are
+    # (opened, facts, bytes of streamed images or None) -> images, whose `train` are
     # the clients'
     load: Callable[..., Any]
-    # (opened, network, images, preprocessing) -> ({name: Evaluator}, ignored files)
+    # (opened, facts, images, preprocessing) -> ({name: Evaluator}, ignored files)
     evaluators: Callable[..., tuple[dict, str]]
-    # (opened, name, trainer, network, images) -> stage
+    # (opened, name, trainer, facts, images) -> stage
     stage: Callable[..., Stage] = plain_stage
     check: Callable[[Config], None] = lambda config: None
-    # (opened, network, images) -> {name: stage} before those of methods
+    # (opened, facts, images) -> {name: stage} before those of methods
     first_stages: Callable[..., dict[str, Stage]] = lambda *arguments: {}
     # Whether central methods have the keys of config.pretrain that they do not set
     inherits_pretrain: bool = False
@@ -168,28 +167,28 @@ def build_experiment(task: TaskSpec, settings: Mapping[str, Any]) -> Experiment:
     federation = config.federation
     opened = task.open(config, build_mesh(federation))
     check_federation(federation, opened.population.num_clients)
-    source, network = opened.source, task.network(opened, config.model.network)
+    source, facts = opened.source, task.facts(opened, config.model.network)
 
     def build(name: str, method: Method | Training):
-        return task.method(method, network, opened, f"config.methods.{name}")
+        return task.method(method, facts, opened, f"config.methods.{name}")
 
     trainers = {name: build(name, method) for name, method in config.methods.items()}
     preprocessing = build_preprocessing(config.augments, source)
     stream_bytes = should_stream(federation, source, opened.rows, opened.mesh)
-    images = task.load(opened, network, stream_bytes)
-    evaluators, ignored = task.evaluators(opened, network, images, preprocessing)
+    images = task.load(opened, facts, stream_bytes)
+    evaluators, ignored = task.evaluators(opened, facts, images, preprocessing)
 
     def with_hyperparameters(name: str, numbers: Mapping) -> FederatedTrainer:
         options = with_numbers(method_options(task, settings, name), numbers)
         where = f"config.methods.{name}"
         trainer = build(name, parse(task.methods, options, where))
-        trainer = task.stage(opened, name, trainer, network, images).trainer
+        trainer = task.stage(opened, name, trainer, facts, images).trainer
         assert isinstance(trainer, FederatedTrainer)  # no sweep has a central one
         return trainer
 
-    stages = task.first_stages(opened, network, images)
+    stages = task.first_stages(opened, facts, images)
     for name, trainer in trainers.items():
-        stages[name] = task.stage(opened, name, trainer, network, images)
+        stages[name] = task.stage(opened, name, trainer, facts, images)
 
     return Experiment(
         task=Task(

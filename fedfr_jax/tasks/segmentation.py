@@ -188,20 +188,20 @@ class SegmentationEvaluator:
             "iou": Evaluator(self.by_class, during_training=False),
         }
 
-    def generic(self, networks: TrainedModels) -> Evaluation:
+    def generic(self, models: TrainedModels) -> Evaluation:
         """Evaluate the global model on all test images; empty without one."""
-        if networks.variables is None:
+        if models.variables is None:
             return Evaluation()
-        scores = segmentation_scores(self._evaluate_global(networks))
+        scores = segmentation_scores(self._evaluate_global(models))
         return Evaluation(
             {"mIoU": scores.mean_iou, "pixel_accuracy": scores.pixel_accuracy}
         )
 
-    def personalized(self, networks: TrainedModels) -> Evaluation:
+    def personalized(self, models: TrainedModels) -> Evaluation:
         """Evaluate every client's model on its test images; clients without any are
         skipped.
         """
-        counts = self._evaluate_clients(networks)
+        counts = self._evaluate_clients(models)
         scores = [segmentation_scores(x) for x in counts]
         per_client = {
             "mIoU": np.array([x.mean_iou for x in scores]),
@@ -209,30 +209,30 @@ class SegmentationEvaluator:
         }
         return over_clients(per_client, "mIoU", ("std", "min"))
 
-    def by_class(self, networks: TrainedModels) -> Evaluation:
+    def by_class(self, models: TrainedModels) -> Evaluation:
         """IoU of each class that occurs, over all test images.
 
         Of the one network, or where there is none of each client's own on its images.
         """
-        if networks.variables is not None:
-            counts = self._evaluate_global(networks)
+        if models.variables is not None:
+            counts = self._evaluate_global(models)
         else:
-            counts = np.sum(self._evaluate_clients(networks), axis=0)
+            counts = np.sum(self._evaluate_clients(models), axis=0)
         scores: SegmentationScores = segmentation_scores(counts)
         pairs = zip(self._images.classes, scores.iou.tolist(), strict=True)
         return Evaluation({name: iou for name, iou in pairs if not np.isnan(iou)})
 
-    def _evaluate_global(self, networks: TrainedModels) -> np.ndarray:
+    def _evaluate_global(self, models: TrainedModels) -> np.ndarray:
         rows = np.arange(self._images.offsets[-1])
-        return self._counts(networks.apply, networks.variables, rows)
+        return self._counts(models.apply, models.variables, rows)
 
-    def _evaluate_clients(self, networks: TrainedModels) -> list[np.ndarray]:
+    def _evaluate_clients(self, models: TrainedModels) -> list[np.ndarray]:
         """Confusion matrix [M, M] per client, zeros without a test image."""
         counts = []
         for client in range(self._images.num_clients):
             rows = self._images.rows(client)
             if len(rows):
-                counts.append(self._counts(*client_model(networks, client), rows))
+                counts.append(self._counts(*client_model(models, client), rows))
             else:
                 counts.append(np.zeros([len(self._images.classes)] * 2, np.int64))
         return counts
@@ -267,12 +267,12 @@ def prediction_images(
     examples = images.table.take(rows)
     owners = np.searchsorted(images.offsets, rows, side="right") - 1
 
-    def evaluate(networks: TrainedModels) -> Evaluation:
+    def evaluate(models: TrainedModels) -> Evaluation:
         found = []
         for i, owner in enumerate(owners):
-            variables = networks.variables
+            variables = models.variables
             if variables is None:
-                _, variables = client_model(networks, int(owner))
+                _, variables = client_model(models, int(owner))
             inputs = jax.tree.map(lambda x, i=i: x[i : i + 1], examples.inputs)
             found.append(meshes.fetch(look(variables, inputs)))
         predicted, unsure, patterns = map(np.concatenate, zip(*found, strict=True))
@@ -382,7 +382,6 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
         source=source,
         split=parts,
         population=build_population(parts, len(classes)),
-        num_rows=len(parts.train.rows),
         batching=client_batching(config.federation),
         used=data_usage(source, parts),
         report={**facts, "pixel_classes": list(classes)},
@@ -418,9 +417,9 @@ def build_segmenter(network: Part, input_shape: InputShape, num_classes: int) ->
     return model
 
 
-def load(opened: Opened, network, stream_bytes: int | None) -> Images:
+def load(opened: Opened, facts, stream_bytes: int | None) -> Images:
     """Load the images of all clients, on the host or streamed."""
-    del network
+    del facts
     parts = opened.split
     return Images(
         train=with_masks(opened.source, parts.train.rows, stream_bytes),
@@ -483,7 +482,7 @@ SPEC = TaskSpec(
         algorithm=AlgorithmReader("segmentation", offered=(*OFFERS, "num_classes")),
     ),
     open=open_task,
-    network=build_facts,
+    facts=build_facts,
     method=plain_method,
     load=load,
     evaluators=build_evaluators,

@@ -168,7 +168,8 @@ def build_central(
     training: Training, facts: Facts, opened: Opened, where: str
 ) -> CentralTrainer:
     """Build a central trainer, without its data set."""
-    check_training(training, where, opened.num_rows, opened.mesh)
+    num_rows = int(opened.population.offsets[-1])
+    check_training(training, where, num_rows, opened.mesh)
     check_patterns(training, where, lambda: facts.shapes["params"], opened.mesh)
     with naming(where):
         loss = training.loss(facts.model)
@@ -178,7 +179,7 @@ def build_central(
         settings=training,
         dataset=None,
         first_row=0,
-        num_rows=opened.num_rows,
+        num_rows=num_rows,
         batching=batching,
         loss=loss,
         # A copy: what central training starts from is used up.

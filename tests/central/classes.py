@@ -13,6 +13,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.tasks.faces.loss import on_variables
 from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
 from fedfr_jax.types import CentralTrainer, Dataset, Model, ShardedClasses
 
@@ -48,7 +49,7 @@ def embed(variables, images, train=False, key=None):
 
 
 MODEL = Model(None, embed, (2, 2, 3), DIM)
-LOSS = class_parallel_loss(MODEL, cosface(scale=8.0, margin=0.2), chunk=4)
+LOSS = class_parallel_loss(on_variables(MODEL), cosface(scale=8.0, margin=0.2), chunk=4)
 
 
 def trainer(num_devices, names=NAMES, **settings):

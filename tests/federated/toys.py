@@ -31,7 +31,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.tasks.faces.frozen_features import frozen_features, prepare_features
-from fedfr_jax.tasks.faces.loss import Branch, face_loss, init_local
+from fedfr_jax.tasks.faces.loss import Branch, face_loss, init_local, on_variables
 from fedfr_jax.types import Augment, Cohort, Dataset, LocalTraining, Model, PyTree
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
@@ -129,7 +129,7 @@ def linear_model():
 def fedfr_toy(rate=0.01, **options):
     """FedFR whole on a linear backbone: (algorithm, variables to start from)."""
     model = linear_model()
-    loss = face_loss(model, contrastive_weight=5.0, branch=Branch("bce"))
+    loss = face_loss(on_variables(model), contrastive_weight=5.0, branch=Branch("bce"))
     optimizer = sgd(momentum=0.9, weight_decay=5e-4)
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(

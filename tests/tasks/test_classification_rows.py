@@ -23,6 +23,7 @@ from fedfr_jax.tasks.methods import Leaves, with_contrastive_loss
 from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, LocalTraining, Model
+from tests.federated import toys
 
 RESNET = MODELS["resnet"]((8, 8, 1), num_classes=3, blocks=(1, 1), widths=(4, 8))
 MLP = MODELS["mlp"]((4, 4, 1), hidden_dim=6, num_classes=3)
@@ -84,9 +85,7 @@ def simulated(algorithm, table, offsets):
 def steps_of(local, variables):
     """The network after an epoch of one client."""
     sim = simulated(ALGORITHMS["fedavg"](local), examples(), [0, 12])
-    server = start_simulation(sim, variables)
-    server, _ = simulate_round(sim, server, open_store(sim, server), 0)
-    return jax.device_get(server.variables)
+    return jax.device_get(toys.play(sim, variables)[0].variables)
 
 
 def told_apart():
@@ -140,10 +139,7 @@ def test_moon_without_weight_is_fedavg_and_clients_keep_what_they_trained():
     )
     for name, local in (("fedavg", plain), ("moon", near)):
         sim = simulated(ALGORITHMS[name](local), table, [0, 5, 12])
-        server = start_simulation(sim, variables)
-        store = open_store(sim, server)
-        for r in range(2):
-            server, _ = simulate_round(sim, server, store, r)
+        server, store, _ = toys.play(sim, variables, range(2))
         ends[name] = server.variables, store.gather(np.arange(2))[0]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, ends["moon"][0], ends["fedavg"][0])

@@ -454,6 +454,17 @@ def test_what_a_run_cannot_store_of_its_config_is_refused_by_its_key():
     assert sections({"methods": {"a": given}})["methods"]["a"]["of"] is build
 
 
+def test_mistakes_in_sections_themselves_are_reported_together():
+    with pytest.raises(ValueError) as error:
+        sections({"modle": {}, "seed": -1, "data": 3})
+    rules = (
+        r"config must have keys of .*did you mean model\?",
+        "config.seed must be in",
+        "config.data must be a mapping, got 3",
+    )
+    check(zip(rules, str(error.value).splitlines(), strict=True))
+
+
 def test_shipped_configs_are_parsed(monkeypatch):
     monkeypatch.setenv("FEDFR_DATA", "data")
     for path in shipped().values():

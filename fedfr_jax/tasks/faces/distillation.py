@@ -151,7 +151,7 @@ def with_distillation(
 
     Args:
       loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
-      model: the student.
+      model: the student, over such params.
     """
     settings, teacher = distillation
     teacher_features = with_cached_targets
@@ -159,8 +159,7 @@ def with_distillation(
         teacher_features = with_live_teacher(teacher, settings.teacher_input)
 
     def loss(variables, batch, key, **round_args):
-        backbone = {**variables, "params": variables["params"]["backbone"]}
-        features, stats = model.apply(backbone, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.images, True, key=key)
         known_model = model._replace(apply=lambda *_, **__: (features, stats))
         labeled = labeled_only(batch, settings.unlabeled_fraction)
         total, (stats, metrics) = as_aux_loss(loss_of(known_model))(

@@ -205,8 +205,8 @@ class FaceEvaluator:
     def evaluators(self) -> dict[str, Evaluator]:
         """The evaluators generic and personalized, which embeds for every client."""
 
-        def generic(networks: TrainedModels) -> Evaluation:
-            return self.generic(networks.apply, networks.variables)
+        def generic(models: TrainedModels) -> Evaluation:
+            return self.generic(models.apply, models.variables)
 
         return {
             "generic": Evaluator(generic),
@@ -274,21 +274,21 @@ class FaceEvaluator:
         scores = masked_scores(views[:, 0], masked, labels, fprs=rates)
         return {f"mfr_{name}": value for name, value in scores.items()}
 
-    def personalized(self, networks: TrainedModels) -> Evaluation:
+    def personalized(self, models: TrainedModels) -> Evaluation:
         """Evaluate every client's model on the test images of all clients."""
         task = self._task
         test = np.arange(task.first_unseen)
         train = np.arange(task.first_public)
         shared = None
-        if networks.client_variables is None:
-            model = networks.apply, networks.variables
+        if models.client_variables is None:
+            model = models.apply, models.variables
             features = self._embed(*model, self._test, test)
             shared = features, self._embed(*model, self._train, train)
         results = []
         for client, own in enumerate(task.partition.identities):
             low, high = task.partition.train.offsets[client : client + 2]
             if shared is None:
-                model = client_model(networks, client)
+                model = client_model(models, client)
                 queries = self._embed(*model, self._test, test)
                 gallery = self._embed(*model, self._train, train[low:high])
             else:

@@ -255,7 +255,7 @@ def client_features(model: Model, *, converter: str = "linear") -> Callable:
     """Build (variables of `Algorithm.personalize`, images) -> features [B, D]."""
 
     def embed(variables: PyTree, images: jax.Array) -> jax.Array:
-        features, _ = on_variables(model).apply(variables, images)
+        features, _ = model.apply(variables, images, False)
         if "branch" in variables["params"]:
             params = variables["params"]["branch"]["converter"]
             features = CONVERTERS[converter].apply(params, features)
@@ -267,32 +267,32 @@ def client_features(model: Model, *, converter: str = "linear") -> Callable:
 def on_variables(model: Model) -> Model:
     """Apply the backbone `model` to an algorithm's params {"backbone", ...}."""
 
-    def apply(variables, x, train=False, **key):
-        backbone = {**variables, "params": variables["params"]["backbone"]}
-        return model.apply(backbone, x, train, **key)
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            backbone = {**variables, "params": variables["params"]["backbone"]}
+            return function(backbone, x, *mode, **key)
 
-    def features(variables, x, train=False, **key):
-        embedding, stats = apply(variables, x, train, **key)
+        return call
+
+    features = model.apply_with_features and wrapped(model.apply_with_features)
+    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+
+
+def with_embeddings(model: Model) -> Model:
+    """Let the model's features be its embeddings."""
+
+    def features(*arguments, **key):
+        embedding, stats = model.apply(*arguments, **key)
         return embedding, embedding, stats
 
-    return model._replace(apply=apply, apply_with_features=features)
-
-
-def of_backbone(model: Model) -> Model:
-    """Inverse of `on_variables`."""
-
-    def apply(backbone, x, train=False, **key):
-        variables = {**backbone, "params": {"backbone": backbone["params"]}}
-        return model.apply(variables, x, train, **key)
-
-    return model._replace(apply=apply)
+    return model._replace(apply_with_features=features)
 
 
 def classifier(model: Model) -> Model:
     """Classifier of a client's classes, with cosines [B, M] as output."""
 
     def apply(variables, x, train=False, key=None):
-        features, stats = on_variables(model).apply(variables, x, train, key=key)
+        features, stats = model.apply(variables, x, train, key=key)
         return cosine(features, variables["params"]["head"]), stats
 
     return model._replace(apply=apply)
@@ -321,6 +321,7 @@ def face_loss(
     """Face loss over params {"backbone", "phi", "head", "branch", "margin"}.
 
     Args:
+      model: of such params, see `on_variables`.
       loss: a margin loss of LOSSES, scale 30 and margin 0.4 unless set. `with_start`
         and `learned` say where what it keeps or learns is found.
       contrastive_weight: 0 leaves the term, and the reference features, out.
@@ -353,9 +354,8 @@ def face_loss(
     )
 
     def loss_fn(variables, batch, key, *, reference: Any = None):
-        params, stats = variables["params"], variables["batch_stats"]
-        backbone = {"params": params["backbone"], "batch_stats": stats}
-        features, stats = model.apply(backbone, batch.images, True, key=key)
+        params = variables["params"]
+        features, stats = model.apply(variables, batch.images, True, key=key)
         head, phi = params["head"], params.get("phi")  # None without such classes
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's

@@ -64,8 +64,8 @@ from fedfr_jax.tasks.faces.loss import (
     face_loss,
     init_local,
     learned,
-    of_backbone,
     on_variables,
+    with_embeddings,
     with_margin_state,
     with_start,
 )
@@ -118,17 +118,18 @@ def build_face_adaptation(
     """
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     reference = lambda teacher, client: frozen_features(embed, None, teacher, client)
-    finetuning = face_loss(model, loss=loss)
+    trained = on_variables(model)
+    finetuning = face_loss(trained, loss=loss)
     if kind in DISTILLATIONS:
         client_loss = distillation_loss(
-            model,
+            trained,
             DISTILLATIONS[kind],
             scale=loss().scale,
             alpha=alpha,
             temperature=temperature,
         )
     elif kind == "angular":
-        client_loss = angular_loss(model, finetuning, weight)
+        client_loss = angular_loss(trained, finetuning, weight)
     else:
         reference, client_loss = None, _without_teacher(finetuning)
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
@@ -164,12 +165,10 @@ def distillation_loss(
     """Distillation loss over params {"backbone", "head", "phi" (not used)}."""
 
     def loss_fn(variables, batch, key, *, reference, teacher_head):
-        params = variables["params"]
-        backbone = {**variables, "params": params["backbone"]}
-        features, stats = model.apply(backbone, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.images, True, key=key)
         taught = reference.previous_features(batch)
         values = distillation(
-            scale * cosine(features, params["head"]),
+            scale * cosine(features, variables["params"]["head"]),
             scale * cosine(taught, teacher_head),
             batch.labels,
             jnp.arange(len(teacher_head), dtype=jnp.int32) < batch.num_classes,
@@ -187,8 +186,7 @@ def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
     def loss_fn(variables, batch, key, *, reference, teacher_head):
         del teacher_head
         loss, (stats, metrics) = finetuning(variables, batch, key, reference=None)
-        backbone = {**variables, "params": variables["params"]["backbone"]}
-        features, _ = model.apply(backbone, batch.images, True, key=key)
+        features, _ = model.apply(variables, batch.images, True, key=key)
         taught = reference.previous_features(batch)
         distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
         metrics = {**metrics, "angular_loss": distance}
@@ -337,10 +335,10 @@ def face_method(
     has_terms = method.algorithm.task_keys is not None
     is_packed = has_terms and not looks_at_leaves(method)
     model = on_unpacked(with_margin_state(model) if rule.state else model)
-    loss_of = build_loss(method, teacher, counts.num_clients)
-    method = method._replace(loss=lambda model: loss_of(of_backbone(model)))
-    offers = {"num_clients": counts.num_clients, "model": classifier(model)}
-    offers["features"] = True
+    loss = build_loss(method, teacher, counts.num_clients)
+    method = method._replace(loss=loss)
+    own_classes = classifier(on_variables(model))
+    offers = {"num_clients": counts.num_clients, "model": own_classes, "features": True}
     if has_terms:
         offers |= _offers(terms, rule, model, is_packed)
     facts = build_facts(terms, rule, model, counts, offers)
@@ -414,8 +412,8 @@ def build_facts(
         return start({**variables, "params": params})
 
     return Facts(
-        model=on_variables(model),
-        apply=client_features(model, converter=terms.converter),
+        model=with_embeddings(on_variables(model)),
+        apply=client_features(on_variables(model), converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
         federation=counts.federation,

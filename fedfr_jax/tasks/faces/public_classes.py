@@ -53,6 +53,7 @@ from fedfr_jax.tasks.faces.loss import (
     face_loss,
     learned,
     numbers_of,
+    on_variables,
     sampling_key,
     with_margin_state,
     with_numbers,
@@ -78,8 +79,7 @@ def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
     def loss(variables, batch, key, **round_args):
         if LABEL not in batch.targets:
             return loss_of(model)(variables, batch, key, **round_args)
-        backbone = {**variables, "params": variables["params"]["backbone"]}
-        run = model.features(backbone, batch.images, True, key=key)
+        run = model.features(variables, batch.images, True, key=key)
         embedding, logits, stats = run
         known = model._replace(apply=lambda *_, **__: (embedding, stats))
         total, (stats, metrics) = as_aux_loss(loss_of(known))(
@@ -113,9 +113,7 @@ def class_parallel_loss(
     """
 
     def loss_fn(variables, batch, key, *, held: SampledClasses):
-        params, stats = variables["params"], variables["batch_stats"]
-        backbone = {"params": params["backbone"], "batch_stats": stats}
-        features, stats = model.apply(backbone, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.images, True, key=key)
         numbers = numbers_of(stats) if rule.state else {}
         valid = gather_batch(batch.is_valid)
         class_softmax = build_class_softmax(
@@ -123,7 +121,7 @@ def class_parallel_loss(
         )
         class_softmax = class_softmax._replace(chunk=chunk, dtype=dtype)
         losses, (numbers, penalty) = class_losses(
-            features, params["phi"], batch.labels, held, class_softmax
+            features, variables["params"]["phi"], batch.labels, held, class_softmax
         )
         # The mean over devices of this is the mean over all valid examples.
         count = jnp.maximum(valid.sum(), 1).astype(losses.dtype)
@@ -265,7 +263,7 @@ def first_variables(
     return {"params": params, "batch_stats": backbone["batch_stats"]}
 
 
-class FaceNetwork(NamedTuple):
+class FaceFacts(NamedTuple):
     """The backbone, and what the trainings start from."""
 
     model: Model
@@ -274,7 +272,7 @@ class FaceNetwork(NamedTuple):
 
 
 def public_training(
-    opened: Opened, at: str, network: FaceNetwork, task: FaceData
+    opened: Opened, at: str, facts: FaceFacts, task: FaceData
 ) -> CentralTrainer:
     """Build the central training of a margin softmax on the task's public rows.
 
@@ -285,7 +283,7 @@ def public_training(
       ValueError: for a pattern that finds no parameter, or a margin loss that cannot be
         cut over devices.
     """
-    model, mesh, names = network.model, opened.mesh, opened.source.names
+    model, mesh, names = facts.model, opened.mesh, opened.source.names
     settings, where = opened.config.trainings[at], f"config.{at}"
     first_row = task.first_public
     if settings.distill and settings.distill.unlabeled_source:
@@ -295,7 +293,7 @@ def public_training(
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ShardedClasses(CLASS_TABLE, tuple(names[i] for i in identities))
-    rule, given = settings.loss(), network.weights.get(at)
+    rule, given = settings.loss(), facts.weights.get(at)
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
     check_patterns(settings, where, params_of, mesh, f"^{CLASS_TABLE}$")
@@ -309,7 +307,7 @@ def public_training(
         loss=build_public_loss(model, settings, mesh, distill),
         init=init,
         global_model=backbone_of,
-        apply_global=network.embed,
+        apply_global=facts.embed,
         sharded_classes=table,
         annotate_batch=count_distilled(settings.distill),
         count_flops=model.count_flops,
@@ -359,7 +357,7 @@ def build_public_loss(
         make = partial(with_distillation, make, distillation=distillation)
     if settings.gate_weight and GATE in model.blocks:
         make = partial(with_gate_loss, make, weight=settings.gate_weight)
-    return make(model)
+    return make(on_variables(model))
 
 
 def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:

@@ -31,7 +31,7 @@ from fedfr_jax.tasks.faces.methods import (
     terms_of,
 )
 from fedfr_jax.tasks.faces.public_classes import (
-    FaceNetwork,
+    FaceFacts,
     public_means,
     public_population,
     public_training,
@@ -73,8 +73,8 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     opened = describe(config, mesh, source, split(config.partition, source))
     num_public = len(opened.split.public.rows)
     for where, training in config.trainings.items():
-        rows = num_public if training is config.pretrain else opened.num_rows
-        check_training(training, f"config.{where}", rows, mesh)
+        num_own = 0 if training is config.pretrain else len(opened.split.train.rows)
+        check_training(training, f"config.{where}", num_public + num_own, mesh)
     return opened
 
 
@@ -89,7 +89,6 @@ def describe(
         source=source,
         split=partition,
         population=Population(partition.train.offsets, partition.num_classes),
-        num_rows=len(partition.public.rows) + len(partition.train.rows),
         batching=client_batching(config.federation),
         used=data_usage(source, partition),
         report=facts,
@@ -97,7 +96,7 @@ def describe(
     )
 
 
-def build_backbone(opened: Opened, network: Part) -> FaceNetwork:
+def build_facts(opened: Opened, network: Part) -> FaceFacts:
     """Build the backbone, and load the weights that central trainings start from."""
     shape = opened.source.input_shape
     model = build_network(network, shape).model
@@ -107,11 +106,11 @@ def build_backbone(opened: Opened, network: Part) -> FaceNetwork:
             with naming(f"config.{where}.init"):
                 loaded = load_weights(training.init)
                 weights[where] = convert_variables(loaded, network.section, shape)
-    return FaceNetwork(model, backbone_features(model), weights)
+    return FaceFacts(model, backbone_features(model), weights)
 
 
 def build_method(
-    method: Method | Training, network: FaceNetwork, opened: Opened, where: str
+    method: Method | Training, facts: FaceFacts, opened: Opened, where: str
 ) -> FederatedTrainer | None:
     """Build the trainer of a federated method; a central one needs the images."""
     if isinstance(method, Training):
@@ -124,10 +123,10 @@ def build_method(
         federation=config.federation,
         seed=config.seed,
     )
-    return face_method(method, network.model, counts, where)
+    return face_method(method, facts.model, counts, where)
 
 
-def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> FaceData:
+def load(opened: Opened, facts: FaceFacts, stream_bytes: int | None) -> FaceData:
     """Load the images, with landmarks if masks are drawn."""
     config = opened.config
     central = config.trainings
@@ -147,33 +146,33 @@ def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> Face
     for name, method in config.methods.items():
         if isinstance(method, Method):
             teachers[f"methods.{name}"] = method.distill, config.federation
-    return cache_embeddings(images, teachers, opened.source, network.model, opened.mesh)
+    return cache_embeddings(images, teachers, opened.source, facts.model, opened.mesh)
 
 
-def pretraining(opened: Opened, network: FaceNetwork, images: FaceData) -> dict:
+def pretraining(opened: Opened, facts: FaceFacts, images: FaceData) -> dict:
     """The stage of pretraining, by its name."""
-    return {PRETRAINED: Stage(public_training(opened, "pretrain", network, images))}
+    return {PRETRAINED: Stage(public_training(opened, "pretrain", facts, images))}
 
 
 def build_stage(
     opened: Opened,
     name: str,
     trainer: FederatedTrainer | None,
-    network: FaceNetwork,
+    facts: FaceFacts,
     images: FaceData,
 ) -> Stage:
     """Stage of a method, whose federated trainer starts from the pretrained network."""
     method = opened.config.methods[name]
     if trainer is None or isinstance(method, Training):
         everything, where = public_population(images), f"methods.{name}"
-        return Stage(public_training(opened, where, network, everything))
-    trainer = trainer._replace(apply_global=network.embed)
+        return Stage(public_training(opened, where, facts, everything))
+    trainer = trainer._replace(apply_global=facts.embed)
     terms = terms_of(method)
     if not (terms.init_head_from_class_means and terms.use_public_data):
         return Stage(trainer, PRETRAINED)
 
     def start(variables: PyTree) -> PyTree:
-        phi = public_means(network.model, images, opened.mesh, backbone_of(variables))
+        phi = public_means(facts.model, images, opened.mesh, backbone_of(variables))
         params = {**variables["params"], "phi": phi}
         return trainer.init_variables({**variables, "params": params})
 
@@ -181,10 +180,10 @@ def build_stage(
 
 
 def build_evaluators(
-    opened: Opened, network: FaceNetwork, images: FaceData, preprocessing: Preprocessing
+    opened: Opened, facts: FaceFacts, images: FaceData, preprocessing: Preprocessing
 ) -> tuple[dict[str, Evaluator], str]:
     """Build the evaluators generic and personalized."""
-    del network, preprocessing  # `images` have it
+    del facts, preprocessing  # `images` have it
     config = opened.config
     evaluator = FaceEvaluator(images, opened.mesh, config.evaluation, config.seed)
     return evaluator.evaluators, evaluator.passed_over
@@ -212,7 +211,7 @@ SPEC = TaskSpec(
     },
     methods=METHODS,
     open=open_task,
-    network=build_backbone,
+    facts=build_facts,
     method=build_method,
     load=load,
     stage=build_stage,

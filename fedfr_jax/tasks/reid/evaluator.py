@@ -175,23 +175,23 @@ class ReidEvaluator:
             "personalized": Evaluator(self.personalized, during_training=in_rounds),
         }
 
-    def generic(self, networks: TrainedModels) -> Evaluation:
+    def generic(self, models: TrainedModels) -> Evaluation:
         """Evaluate the global model on every domain; empty without one."""
-        if networks.variables is None:
+        if models.variables is None:
             return Evaluation()
-        metrics = self._on(networks.apply, networks.variables, self._images.tests)
+        metrics = self._on(models.apply, models.variables, self._images.tests)
         return Evaluation(mean_over_domains(metrics, self._images.unseen))
 
-    def personalized(self, networks: TrainedModels) -> Evaluation:
+    def personalized(self, models: TrainedModels) -> Evaluation:
         """Evaluate every client's model on its domains; nan for a client without
         one.
         """
         scores, shared = [], {}
-        if networks.client_variables is None:
-            shared = self._on(networks.apply, networks.variables, self._images.tests)
+        if models.client_variables is None:
+            shared = self._on(models.apply, models.variables, self._images.tests)
         for client, domains in enumerate(self._images.client_tests):
-            if domains and networks.client_variables is not None:
-                shared = self._on(*client_model(networks, client), domains)
+            if domains and models.client_variables is not None:
+                shared = self._on(*client_model(models, client), domains)
             scores.append(mean_result([shared[name] for name in domains]))
         return retrieval_summary(scores)
 
@@ -289,16 +289,16 @@ def evaluate_equals_once(
         params = {k: x for k, x in variables["params"].items() if k != classifier}
         return jax.tree.leaves((params, variables["batch_stats"]))
 
-    def evaluate(networks: TrainedModels) -> Evaluation:
-        shared, client_variables = networks.variables, networks.client_variables
+    def evaluate(models: TrainedModels) -> Evaluation:
+        shared, client_variables = models.variables, models.client_variables
         if shared is not None and client_variables is not None:
             pairs = (
                 zip(body(shared), body(client_variables(client)), strict=True)
                 for client in range(num_clients)
             )
             if all(np.array_equal(x, y) for leaves in pairs for x, y in leaves):
-                networks = networks._replace(client_variables=None)
-        return personalized.evaluate(networks)
+                models = models._replace(client_variables=None)
+        return personalized.evaluate(models)
 
     return personalized._replace(evaluate=evaluate)
 
@@ -322,15 +322,15 @@ def retrieval_sheets(
       names: of the identities.
     """
 
-    def evaluate(networks: TrainedModels) -> Evaluation:
+    def evaluate(models: TrainedModels) -> Evaluation:
         pages = {}
         for domain in images.tests:
-            apply, variables = networks.apply, networks.variables
+            apply, variables = models.apply, models.variables
             if variables is None:
                 tests = enumerate(images.client_tests)
                 owners = [client for client, own in tests if domain in own]
                 owner = owners[0] if owners else 0
-                apply, variables = client_model(networks, owner)
+                apply, variables = client_model(models, owner)
             features = evaluator.features(apply, variables, domain)
             found = results(*features, *evaluator.people(domain), count=count)
             pages[domain] = result_grid(found, images, domain, names)

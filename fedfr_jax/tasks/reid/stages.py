@@ -115,7 +115,7 @@ class Split(NamedTuple):
     statistics: Callable[[], tuple]
 
 
-class Networks(NamedTuple):
+class ReidFacts(NamedTuple):
     """Facts of the clients' network, and of the one with a class for every person."""
 
     clients: Facts
@@ -158,7 +158,6 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
             statistics=statistics,
         ),
         population=Population(split.train.offsets, split.num_classes),
-        num_rows=len(split.train.rows),
         batching=batching,
         used=data_usage(split, source, public_source),
         report=facts,
@@ -167,10 +166,10 @@ def open_task(config: Config, mesh: Mesh) -> Opened:
     )
 
 
-def build_networks(opened: Opened, network: Part) -> Networks:
-    """Facts of the data and the networks, for methods."""
+def build_task_facts(opened: Opened, network: Part) -> ReidFacts:
+    """Facts of the data and the models, for methods."""
     split = opened.split
-    return Networks(
+    return ReidFacts(
         clients=build_facts(opened, network, int(split.clients.num_classes.max())),
         central=build_facts(opened, network, int(split.people.max()) + 1),
     )
@@ -228,24 +227,23 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
 
 
 def build_method(
-    method: Method | Training, networks: Networks, opened: Opened, where: str
+    method: Method | Training, facts: ReidFacts, opened: Opened, where: str
 ) -> Trainer:
     """Build the trainer of a method, perhaps with batches of identities."""
     split: Split = opened.split
     if isinstance(method, Training):
         augment = fill_statistics(method.augment, split.statistics)
         training = method._replace(augment=augment)
-        central = build_central(training, networks.central, opened, where)
+        central = build_central(training, facts.central, opened, where)
         if identities := method.identities_per_batch:
             with naming(where):
                 order = identity_order(split.people, training.batch_size, identities)
             central = central._replace(batch_order=order)
         return central
-    facts = networks.clients
-    classifier = f"params/{facts.model.blocks[-1]}/"
+    classifier = f"params/{facts.clients.model.blocks[-1]}/"
     if method.personal is None:
         method = method._replace(personal=classifier)
-    trainer = build_federated(method, facts, where)
+    trainer = build_federated(method, facts.clients, where)
     if method.personal == classifier and method.batch_stats != "local":
         # People are found without it, so the server's network is one for all clients.
         trainer = trainer._replace(global_model=trainer.algorithm.global_model)
@@ -301,24 +299,24 @@ def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Call
     return order
 
 
-def load(opened: Opened, network, stream_bytes: int | None) -> Images:
+def load(opened: Opened, facts, stream_bytes: int | None) -> Images:
     """Load the training images, or stream them."""
-    del network
+    del facts
     split, source = opened.split.clients, opened.source
     targets = {"label": split.train.labels, "camera": split.cameras}
     train = build_dataset(source, split.train.rows, stream_bytes, **targets)
     return Images(train, stream_bytes)
 
 
-def build_stage(opened: Opened, name: str, trainer, networks, images: Images) -> Stage:
+def build_stage(opened: Opened, name: str, trainer, facts, images: Images) -> Stage:
     """Stage of a trainer; a central one gets all clients' identities as classes."""
     if isinstance(trainer, CentralTrainer):
         images = images._replace(train=images.train.with_labels(opened.split.people))
-    return plain_stage(opened, name, trainer, networks, images)
+    return plain_stage(opened, name, trainer, facts, images)
 
 
 def build_evaluators(
-    opened: Opened, networks: Networks, images: Images, preprocessing: Preprocessing
+    opened: Opened, facts: ReidFacts, images: Images, preprocessing: Preprocessing
 ) -> tuple[dict[str, Evaluator], str]:
     """Build the evaluators: global, personalized, after local training, and images."""
     evaluation, split = opened.config.evaluation, opened.split.clients
@@ -331,7 +329,7 @@ def build_evaluators(
         plain=normalization(preprocessing),
         seed=opened.config.seed,
     )
-    model = networks.clients.model
+    model = facts.clients.model
     evaluators = evaluator.evaluators
     evaluators["personalized"] = evaluate_equals_once(
         evaluators["personalized"], len(split.client_names), model.blocks[-1]
@@ -347,10 +345,10 @@ def build_evaluators(
         given = local.epochs, opened, images.train, opened.population
         tune = build_finetuned_models(algorithm, *given)
 
-        def after_training(networks: TrainedModels) -> Evaluation:
-            if networks.client_variables is None:  # central: no client's classifier
+        def after_training(models: TrainedModels) -> Evaluation:
+            if models.client_variables is None:  # central: no client's classifier
                 return Evaluation()
-            return evaluator.personalized(tune(networks))
+            return evaluator.personalized(tune(models))
 
         evaluators["local"] = Evaluator(after_training, during_training=False)
     return evaluators, ""
@@ -378,7 +376,7 @@ SPEC = TaskSpec(
         defaults=default_settings,
     ),
     open=open_task,
-    network=build_networks,
+    facts=build_task_facts,
     method=build_method,
     load=load,
     stage=build_stage,

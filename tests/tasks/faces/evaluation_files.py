@@ -1,4 +1,4 @@
-"""What the tests of judged files share: numbered images, and files that hold them."""
+"""Shared by tests of evaluation sets: numbered images, and files that hold them."""
 
 import io
 import pickle

@@ -34,7 +34,7 @@ from fedfr_jax.tasks.faces.methods import (
     face_method,
     terms_of,
 )
-from fedfr_jax.types import Experiment, FederatedTrainer, Model, PyTree, Source
+from fedfr_jax.types import Batch, Experiment, FederatedTrainer, Model, PyTree, Source
 
 
 def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
@@ -46,7 +46,7 @@ def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
 def partition_of(
     labels: np.ndarray, is_test: np.ndarray, clients: Sequence[Sequence[int]], **others
 ) -> IdentityPartition:
-    """Who has whom, people by their labels, and which rows [T] are judged on.
+    """Who has whom, people by their labels, and which rows [T] are for tests.
 
     Args:
       others: `public` and `unseen` people.
@@ -85,15 +85,32 @@ def experiment_of(
         "pretrain": {},
         **settings,
     }
-    mesh, network = (
+    mesh, facts = (
         make_mesh(*grid),
-        stages.FaceNetwork(model, backbone_features(model)),
+        stages.FaceFacts(model, backbone_features(model)),
     )
     spec = stages.SPEC._replace(
         open=lambda config, _: stages.describe(config, mesh, source, partition),
-        network=lambda opened, part: network,
+        facts=lambda opened, part: facts,
     )
     return build_experiment(spec, settings)
+
+
+def batch_of(images, labels, *, num_classes=0, is_valid=None, **fields) -> Batch:
+    """A batch of images [B, ...] with labels [B], in order; all are valid and own."""
+    number = jnp.arange(len(labels), dtype=jnp.int32)
+    nobody = jnp.zeros(len(labels), bool)
+    batch = Batch(
+        inputs={"image": images},
+        targets={"label": labels},
+        num_classes=np.int32(num_classes),
+        is_valid=~nobody if is_valid is None else is_valid,
+        is_added=nobody,
+        row=number,
+        position=number,
+        view_index=jnp.zeros_like(number),
+    )
+    return batch._replace(**fields)
 
 
 def linear_model(shape: Sequence[int], dim: int, scale: float = 0.1) -> Model:

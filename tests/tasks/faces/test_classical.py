@@ -10,12 +10,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.federated.sampling import random_client
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Model
 from tests.contracts.rows import required
@@ -100,10 +95,8 @@ def _run(task, options, rounds, lanes):
         local_epochs=2,
         clients_per_device=lanes,
     )
-    server = start_simulation(sim, trainer.init_variables(START))
-    store = open_store(sim, server)
-    for r in range(rounds):
-        server, outcome = simulate_round(sim, server, store, r)
+    start = trainer.init_variables(START)
+    server, store, outcome = toys.play(sim, start, range(rounds))
     return trainer, server, store.gather(np.arange(3))[0], outcome
 
 

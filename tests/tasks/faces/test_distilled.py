@@ -23,9 +23,9 @@ from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces import distillation as d
 from fedfr_jax.tasks.faces.data import build_inputs
-from fedfr_jax.tasks.faces.loss import COSFACE, face_loss
+from fedfr_jax.tasks.faces.loss import COSFACE, face_loss, on_variables
 from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
-from fedfr_jax.types import Batch
+from tests.tasks.faces import given
 from tests.tasks.faces.given import (
     experiment_of,
     first_round,
@@ -51,7 +51,7 @@ def linear():
     return linear_model(SHAPE, DIM)
 
 
-def told(**others):
+def distillation_of(**others):
     teacher = d.Teacher(linear(), linear().init(jax.random.key(7)))
     known = {
         "weight": 9.0,
@@ -63,19 +63,12 @@ def told(**others):
 
 
 def batch_of(count=6, labels=None):
-    rng = np.random.default_rng(0)
-    images = rng.uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
+    images = np.random.default_rng(0).uniform(-1, 1, (count, *SHAPE))
     number = np.arange(count, dtype=np.int32)
     labels = number % 3 if labels is None else np.asarray(labels, np.int32)
-    return Batch(
-        inputs={"image": images},
-        targets={"label": labels},
-        num_classes=np.int32(3),
-        is_valid=number < count - 1,  # the last is padding
-        is_added=np.zeros(count, bool),
-        row=number,
-        position=number,
-        view_index=np.zeros(count, np.int32),
+    is_valid = number < count - 1  # the last is padding
+    return given.batch_of(
+        images.astype(np.float32), labels, num_classes=3, is_valid=is_valid
     )
 
 
@@ -95,7 +88,7 @@ def unit(x):
 def by_hand(variables, batch, weight, is_labeled, scale=64.0, margin=0.4):
     """BigFace-Distill in NumPy."""
     flat = np.float64(batch.images).reshape(len(batch.images), -1)
-    teacher = np.float64(told().teacher.variables["params"]["kernel"])
+    teacher = np.float64(distillation_of().teacher.variables["params"]["kernel"])
     x = unit(flat @ np.float64(variables["params"]["backbone"]["kernel"]))
     cosines = x @ unit(np.float64(variables["params"]["head"])).T
     hit = np.eye(3)[np.maximum(batch.labels, 0)]
@@ -111,12 +104,12 @@ def by_hand(variables, batch, weight, is_labeled, scale=64.0, margin=0.4):
 def loss_of(one, **others):
     """(variables, batch, key) -> (total, aux), in one program."""
     make = lambda model: face_loss(model, loss=SHARP, **others)
-    return jax.jit(d.with_distillation(make, linear(), one))
+    return jax.jit(d.with_distillation(make, on_variables(linear()), one))
 
 
 def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
     variables, batch = variables_of(), batch_of()
-    loss = loss_of(told())
+    loss = loss_of(distillation_of())
     total, (_, metrics) = loss(variables, batch, None)
     everybody = np.ones(6, bool)
     assert_allclose(total, by_hand(variables, batch, 9.0, everybody), rtol=1e-5)
@@ -125,8 +118,8 @@ def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
         total,
         rtol=1e-5,
     )
-    alone = jax.jit(face_loss(linear(), loss=SHARP))
-    without = loss_of(told(weight=0.0))
+    alone = jax.jit(face_loss(on_variables(linear()), loss=SHARP))
+    without = loss_of(distillation_of(weight=0.0))
     found, wanted = (of(variables, batch, None)[0] for of in (without, alone))
     assert_array_equal(found, wanted)
 
@@ -134,13 +127,13 @@ def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
 def test_images_without_labels_are_taught_in_the_same_step():
     variables = variables_of()
     batch = batch_of(labels=[0, -1, 2, -1, 1, 0])
-    loss = loss_of(told())
+    loss = loss_of(distillation_of())
     has_label = np.array([True, False, True, False, True, True])
     total = loss(variables, batch, None)[0]
     assert_allclose(total, by_hand(variables, batch, 9.0, has_label), rtol=1e-5)
     grads = jax.jit(jax.grad(lambda v: loss(v, batch, None)[0]))(variables)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-    nobody = loss_of(told(unlabeled_fraction=1.0))
+    nobody = loss_of(distillation_of(unlabeled_fraction=1.0))
     grads = jax.jit(jax.grad(lambda v: nobody(v, batch, None)[0]))(variables)["params"]
     assert_array_equal(grads["head"], 0)
     assert np.abs(grads["backbone"]["kernel"]).max() > 0
@@ -176,7 +169,7 @@ def faces(seed=0):
 def cache(tmp_path_factory):
     """A file with embeddings of all six views."""
     path = tmp_path_factory.mktemp("cache") / "deep" / "teacher.safetensors"
-    d.write_cache(path, faces(), told().teacher, views(), make_mesh(1))
+    d.write_cache(path, faces(), distillation_of().teacher, views(), make_mesh(1))
     return path
 
 
@@ -201,14 +194,17 @@ def augmented(source, settings):
 
 def test_kept_embeddings_are_the_teachers_in_every_view(cache):
     source = faces()
-    table = d.read_cache(cache, source, linear(), views(), told().teacher)
+    table = d.read_cache(cache, source, linear(), views(), distillation_of().teacher)
     assert table.shape == (28, 6, DIM) and table.dtype == np.float16
     batch = augmented(source, Training(**VIEWS))
     assert len(np.unique(batch.view_index)) > 3
-    teach = d.with_live_teacher(told().teacher, "same")(batch)
+    teach = d.with_live_teacher(distillation_of().teacher, "same")(batch)
     batch = batch._replace(targets={**batch.targets, d.KNOWN: jnp.asarray(table)})
     assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
-    loss, cached = loss_of(told()), loss_of(told(cache=str(cache)))
+    loss, cached = (
+        loss_of(distillation_of()),
+        loss_of(distillation_of(cache=str(cache))),
+    )
     ours, theirs = (f(variables_of(), batch, None)[0] for f in (loss, cached))
     assert_allclose(ours, theirs, rtol=2e-3)
 
@@ -223,24 +219,26 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     }
     settings = Training(batch_size=8, flip_probability=0.5, augment=(mask,))
     batch = augmented(source, settings)
-    teach = d.with_live_teacher(told().teacher, "clean")(batch)
+    teach = d.with_live_teacher(distillation_of().teacher, "clean")(batch)
     bare = batch._replace(inputs={"image": batch.inputs["clean"]})
-    assert_array_equal(teach, d.with_live_teacher(told().teacher, "same")(bare))
+    assert_array_equal(
+        teach, d.with_live_teacher(distillation_of().teacher, "same")(bare)
+    )
     clean = d.cached_views(settings, "clean")
     assert clean.number == 2
     path = tmp_path / "clean.safetensors"
-    d.write_cache(path, source, told().teacher, clean, make_mesh(1))
+    d.write_cache(path, source, distillation_of().teacher, clean, make_mesh(1))
     table = jnp.asarray(d.read_cache(path, source, linear(), clean))
     batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
     assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     with pytest.raises(
         ValueError, match="must be 'same' unless face_mask has keep_clean"
     ):
-        d.with_live_teacher(told().teacher, "clean")(batch_of())
+        d.with_live_teacher(distillation_of().teacher, "clean")(batch_of())
 
 
 def test_a_cache_of_something_else_is_refused(cache, tmp_path):
-    teacher, wider = told().teacher, linear()._replace(embedding_dim=8)
+    teacher, wider = distillation_of().teacher, linear()._replace(embedding_dim=8)
     moved = faces()._replace(landmarks=faces().landmarks + 1)
     other = d.Teacher(linear(), linear().init(jax.random.key(9)))
     none = tmp_path / "none.safetensors"
@@ -298,7 +296,7 @@ def mirrored(tmp_path_factory):
     """A file with embeddings of both views of MIRRORED."""
     path = tmp_path_factory.mktemp("mirrored") / "teacher.safetensors"
     both = d.cached_views(Training(batch_size=8, **MIRRORED), "same")
-    d.write_cache(path, faces(), told().teacher, both, make_mesh(1))
+    d.write_cache(path, faces(), distillation_of().teacher, both, make_mesh(1))
     return path
 
 
@@ -310,8 +308,8 @@ def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     is_test = np.arange(28) % 4 == 3
     who = {"public": (4, 2, 3), "unseen": (5, 6)}
     partition = partition_of(source.labels, is_test, [[0], [1]], **who)
-    told = {"cache": str(cache), "unlabeled_source": "nobody", **settings}
-    pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **MIRRORED}
+    options = {"cache": str(cache), "unlabeled_source": "nobody", **settings}
+    pretrain = {"epochs": 2, "batch_size": 4, "distill": options, **MIRRORED}
     pretrain |= {"class_parallel": grid != (1, 1), **(more or {})}
     given = {"pretrain": pretrain, "methods": {}}
     return experiment_of(given, linear(), source, partition, grid)
@@ -371,7 +369,7 @@ def test_classes_cut_over_devices_leave_out_who_has_no_label():
     batch = batch._replace(is_valid=jnp.ones(8, bool))
     rule = cosface(scale=64.0, margin=0.4)
     make = lambda model: class_parallel_loss(model, rule)
-    cut = d.with_distillation(make, linear(), told())
+    cut = d.with_distillation(make, on_variables(linear()), distillation_of())
 
     def of_part(variables, batch):
         held = all_rows(3, len(variables["params"]["phi"]))
@@ -410,7 +408,9 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     start = {"params": {"backbone": backbone["params"], "phi": phi}, "batch_stats": {}}
     _, before, server, _ = first_round(built, "taught", start, tmp_path)
     images = np.asarray(built.task.dataset.images[:9], np.float32) / 127.5 - 1
-    teacher = unit(np.asarray(linear().apply(told().teacher.variables, images)[0]))
+    teacher = unit(
+        np.asarray(linear().apply(distillation_of().teacher.variables, images)[0])
+    )
 
     def away(at):
         found = trainer.apply_global(trainer.global_model(at), images)

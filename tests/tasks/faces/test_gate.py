@@ -13,7 +13,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.faces.loss import COSFACE
 from fedfr_jax.tasks.faces.public_classes import build_public_loss
-from fedfr_jax.types import Batch
+from tests.tasks.faces import given
 
 SHAPE, DIM, CLASSES = (16, 16, 1), 8, 4
 
@@ -42,19 +42,10 @@ def batch_of(seed, count=32, *, is_labeled=True):
     images = rng.uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
     images[::2, 8:] = rng.uniform(-1, 1, (count // 2, 1, 1, 1))
     number = np.arange(count, dtype=np.int32)
-    targets = {"label": number % CLASSES}
-    if is_labeled:
-        targets["masked"] = 1 - number % 2
-    return Batch(
-        inputs={"image": images},
-        targets=targets,
-        num_classes=np.int32(0),
-        is_valid=number < count - 1,  # the last is padding
-        is_added=np.ones(count, bool),
-        row=number,
-        position=number,
-        view_index=np.zeros(count, np.int32),
-    )
+    labels, is_valid = number % CLASSES, number < count - 1  # the last is padding
+    batch = given.batch_of(images, labels, is_valid=is_valid)
+    targets = {"masked": 1 - number % 2} if is_labeled else {}
+    return batch._replace(targets={**batch.targets, **targets})
 
 
 def loss_with(weight):

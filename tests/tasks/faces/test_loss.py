@@ -6,14 +6,16 @@ import pytest
 
 from fedfr_jax.losses.margin_losses import class_hinge
 from fedfr_jax.parts import Part
-from fedfr_jax.tasks.faces.loss import COSFACE, Branch, face_loss
-from fedfr_jax.types import Batch, Model
+from fedfr_jax.tasks.faces.loss import COSFACE, Branch, face_loss, on_variables
+from fedfr_jax.types import Model
+from tests.tasks.faces.given import batch_of
 
 DIM, OWN, PADDED, PUBLIC = 5, 3, 4, 6  # the client has 3 of at most 4 classes
 LABELS = np.int32([0, 2, 1, 5, 0, 1])
 IS_EXTRA = np.array([0, 0, 0, 1, 1, 0], bool)
 IS_VALID = np.array([1, 1, 1, 1, 1, 0], bool)
 MODEL = Model(None, lambda v, x, train, key: (x @ v["params"], {}), (DIM,), DIM)
+MODEL = on_variables(MODEL)
 
 
 def problem(seed=0):
@@ -30,18 +32,8 @@ def problem(seed=0):
             "bias": draw(PADDED),
         },
     }
-    nothing = np.zeros(len(LABELS), np.int32)
-    batch = Batch(
-        **{name: nothing for name in Batch._fields}
-        | {
-            "inputs": {"image": draw(len(LABELS), DIM)},
-            "targets": {"label": LABELS},
-            "num_classes": np.int32(OWN),
-            "is_added": IS_EXTRA,
-            "is_valid": IS_VALID,
-        }
-    )
-    return params, batch
+    images, own = draw(len(LABELS), DIM), {"num_classes": OWN, "is_added": IS_EXTRA}
+    return params, batch_of(images, LABELS, is_valid=IS_VALID, **own)
 
 
 def branch_term(params, batch, branch, *, loss=COSFACE, detach=False, **options):
@@ -177,8 +169,8 @@ def test_the_uniface_branch_is_binary_over_own_classes_with_thresholds_of_their_
     np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
     default = branch_term(params, batch, branch="uniface")
     own = {"scale": 64.0, "margin": 0.4, "negative_weight": 1.0}
-    told = branch_term(params, batch, "uniface", **own)
-    np.testing.assert_array_equal(default, told)
+    given = branch_term(params, batch, "uniface", **own)
+    np.testing.assert_array_equal(default, given)
 
 
 def test_fedface_pulls_features_to_class_embeddings_that_stay():

@@ -13,10 +13,11 @@ from fedfr_jax.tasks.faces.loss import (
     NUMBERS,
     Branch,
     face_loss,
+    on_variables,
     with_margin_state,
     with_start,
 )
-from fedfr_jax.types import Batch, Model
+from fedfr_jax.types import Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -85,9 +86,9 @@ def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_pa
     assert 0 < abs(small) <= 1 and 0 < abs(large) <= 1 and small != large
     found = given.backbone(server)["batch_stats"][NUMBERS]
     np.testing.assert_allclose(found["t"], (8 * small + 24 * large) / 32, rtol=1e-5)
-    judged = trainer.global_model(server)
-    assert judged["batch_stats"].keys() == {"seen"}
-    assert judged["batch_stats"]["seen"] > 1
+    deployed = trainer.global_model(server)
+    assert deployed["batch_stats"].keys() == {"seen"}
+    assert deployed["batch_stats"]["seen"] > 1
 
 
 def found_in(tree, name):
@@ -135,23 +136,17 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
     adaface = Part(LOSSES["adaface"], {"scale": 30.0, "margin": 0.4})
     backbone = with_start(backbone, adaface())
     converter = {"kernel": draw(5, 5), "bias": draw(5)}
-    own = {"converter": converter, "weights": draw(4, 5), "bias": jnp.float32(3)}
-    head, nothing = draw(4, 5), jnp.zeros(6, jnp.int32)
-    batch = Batch(
-        **{name: nothing for name in Batch._fields}
-        | {
-            "inputs": {"image": draw(6, 5)},
-            "targets": {"label": jnp.int32([0, 1, 2, 3, 0, 1])},
-            "num_classes": jnp.int32(4),
-            "is_added": jnp.arange(6) < 2,
-            "is_valid": jnp.arange(6) < 5,
-        }
+    branch = {"converter": converter, "weights": draw(4, 5), "bias": jnp.float32(3)}
+    labels, number = jnp.int32([0, 1, 2, 3, 0, 1]), jnp.arange(6)
+    own = {"num_classes": 4, "is_valid": number < 5, "is_added": number < 2}
+    head, batch = draw(4, 5), given.batch_of(draw(6, 5), labels, **own)
+    loss = face_loss(
+        on_variables(on_unpacked(model)), loss=adaface, branch=Branch("uniface")
     )
-    loss = face_loss(on_unpacked(model), loss=adaface, branch=Branch("uniface"))
 
     @jax.jit
     def of(backbone, key):
-        params = {"phi": head, "head": head, "branch": own}
+        params = {"phi": head, "head": head, "branch": branch}
         variables = {**backbone, "params": {**params, "backbone": backbone["params"]}}
         value, (stats, metrics) = loss(variables, batch, key)
         return value, metrics, unpack(stats)

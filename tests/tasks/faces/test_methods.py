@@ -20,9 +20,11 @@ from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.stages import final_simulation
+from fedfr_jax.tasks.faces.loss import on_variables
 from fedfr_jax.tasks.faces.methods import distillation_loss
 from fedfr_jax.tasks.faces.public_classes import public_means, public_population
-from fedfr_jax.types import Batch, Cohort
+from fedfr_jax.types import Cohort
+from tests.federated import toys
 from tests.tasks.faces import given
 
 pytestmark = pytest.mark.ci
@@ -206,8 +208,8 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
     sim = build_simulation(
         method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5
     )
-    server = start_simulation(sim, method.init_variables(BACKBONE, jnp.ones((4, DIM))))
-    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
+    start = method.init_variables(BACKBONE, jnp.ones((4, DIM)))
+    outcome = toys.play(sim, start)[2]
     jax.effects_barrier()
     whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
     by_clients = whole(given.population_of(task).sizes(outcome.ids) + outcome.num_added)
@@ -300,9 +302,7 @@ def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task)
         given.population_of(task),
         mesh=mesh,
     )
-    server = start_simulation(sim, method.init_variables(BACKBONE, phi))
-    store = open_store(sim, server)
-    server, _ = simulate_round(sim, server, store, 0)
+    _, store, _ = toys.play(sim, method.init_variables(BACKBONE, phi))
     rows, _ = store.gather(np.arange(3))
     labels, offsets = task.train.labels, given.population_of(task).offsets
     images = decode(task.train.images)
@@ -394,17 +394,9 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
     log_softmax = lambda x: x - np.log(np.exp(x).sum(axis=1, keepdims=True))
     images, taught = draw(5, SIDE, SIDE, 1), draw(5, DIM)
     head, teacher_head, labels = draw(4, DIM), draw(4, DIM), np.int32([0, 1, 2, 2, 0])
-    batch = Batch(
-        **{name: np.zeros(5, np.int32) for name in Batch._fields}
-        | {
-            "inputs": {"image": images},
-            "targets": {"label": labels},
-            "num_classes": np.int32(3),
-            "is_valid": np.ones(5, bool),
-        }
-    )
+    batch = given.batch_of(images, labels, num_classes=3)
     options = {"scale": 8.0, "alpha": 0.9, "temperature": 2.0}
-    loss = distillation_loss(MODEL, knowledge_distillation, **options)
+    loss = distillation_loss(on_variables(MODEL), knowledge_distillation, **options)
     variables = {"params": {"backbone": BACKBONE["params"], "head": head}}
     reference = SimpleNamespace(previous_features=lambda batch: taught)
     variables["batch_stats"] = {}

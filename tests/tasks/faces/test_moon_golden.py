@@ -5,14 +5,10 @@ import numpy as np
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Model
+from tests.federated import toys
 from tests.tasks.faces import given
 
 GLOBAL, PREVIOUS = np.float32([1, 0]), np.float32([0, 1])  # networks' only parameter
@@ -59,11 +55,8 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
         mesh=make_mesh(1),
     )
     variables = {"params": {"which": jnp.asarray(GLOBAL)}, "batch_stats": {}}
-    server = start_simulation(
-        sim, method.init_variables(variables, jnp.zeros((1, dim)))
-    )
-    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
-    metrics = outcome.metrics
+    start = method.init_variables(variables, jnp.zeros((1, dim)))
+    metrics = toys.play(sim, start)[2].metrics
     assert metrics["steps"].tolist() == [1, 1]
     found = metrics["contrastive_loss"]
     np.testing.assert_allclose(found[1], want["loss_one_prev"], rtol=1e-6)

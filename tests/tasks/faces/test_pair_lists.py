@@ -25,20 +25,20 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     arrays = golden("fedfr_pair_verification")
     features, is_same = arrays["embeddings"].astype(np.float32), arrays["issame"]
     path = write_bin(tmp_path / "lfw.bin", is_same)
-    judge = evaluator_of(task, 2, pairs=str(path), **SMALL)
+    evaluator = evaluator_of(task, 2, pairs=str(path), **SMALL)
     plain = evaluator_of(task, 2, **SMALL)
-    judged = judge.generic(looked_up, features[None]).metrics
+    evaluation = evaluator.generic(looked_up, features[None]).metrics
     mean = float(arrays["accuracy_mean"])
-    assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
+    assert evaluation["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
     distances = verification.pair_distances(features)
     counts = verification.count_accepted(distances, is_same)
     # 270 pairs of two people in nine folds do not tell a rate of 0.001.
     for far, name in ((1e-3, "tar@far=1e-03~"), (1e-2, "tar@far=1e-02")):
         tar, _, _ = verification.fold_tar(counts, far)
-        assert judged[f"pairs_{name}"] == pytest.approx(tar.mean(), abs=1e-6)
+        assert evaluation[f"pairs_{name}"] == pytest.approx(tar.mean(), abs=1e-6)
     without = plain.generic(looked_up, features[None]).metrics
     assert list(without) == ["tar@far=1e-01", "tpir@fpir=5e-01", "accuracy"]
-    assert without.items() <= judged.items() and len(judged) == 6
+    assert without.items() <= evaluation.items() and len(evaluation) == 6
 
 
 def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):

@@ -61,7 +61,7 @@ def rows_of(algorithm, server):
         yield given.with_own(row, {"branch": branch}, network(kernel))
 
 
-def judged(released, folder, how):
+def evaluate(released, folder, how):
     """What a trained row's evaluators find; the one network is worth nothing."""
     settings = {
         "methods": {"fedfr": {}},
@@ -94,7 +94,7 @@ def judged(released, folder, how):
 @pytest.mark.parametrize("how", ["exact", "binned"])
 def test_a_trained_row_has_the_released_numbers(golden, tmp_path, how):
     released = golden("fedfr_personalized_eval")
-    found = judged(released, tmp_path, how)
+    found = evaluate(released, tmp_path, how)
     tar = np.stack([found.per_client[f"tar@far={far:.0e}"] for far in FARS], axis=1)
     if how == "exact":
         expected = np.stack([released[f"exact_tar_client{c}"] for c in range(3)])

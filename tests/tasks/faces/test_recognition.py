@@ -1,4 +1,4 @@
-"""The device table of a partition, and its judge against the evaluation room."""
+"""The device table of a partition, and its evaluator against the evaluation room."""
 
 import numpy as np
 import pytest
@@ -51,8 +51,7 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     labels = np.repeat(np.arange(14), 10)
     np.testing.assert_array_equal(p.train_identities, labels[p.train.rows])
     np.testing.assert_array_equal(p.test_identities, labels[p.test.rows])
-    told = task.train.targets["label"]
-    own, public = np.split(told, [len(p.train.rows)])
+    own, public = np.split(task.train.targets["label"], [len(p.train.rows)])
     own = np.stack(p.identities)[p.train.client, own]
     np.testing.assert_array_equal(own, labels[p.train.rows])
     np.testing.assert_array_equal(p.public.identities[public], labels[p.public.rows])
@@ -62,8 +61,8 @@ def test_the_judge_scores_each_clients_own_network(task):
     task, images = task
     rng = np.random.default_rng(1)
     networks = [rng.normal(size=(36, 5)).astype(np.float32) for _ in range(3)]
-    judge = evaluator_of(task, 4, batch_size=8, fars=(0.1,), fpirs=(0.5,))
-    judged = judge.personalized(
+    evaluator = evaluator_of(task, 4, batch_size=8, fars=(0.1,), fpirs=(0.5,))
+    evaluation = evaluator.personalized(
         TrainedModels(None, embed, lambda client: networks[client], embed)
     )
     p = task.partition
@@ -75,18 +74,18 @@ def test_the_judge_scores_each_clients_own_network(task):
             np.isin(task.partition.test_identities, p.identities[client]),
             fars=(0.1,),
         )
-        got = judged.per_client["tar@far=1e-01"][client]
+        got = evaluation.per_client["tar@far=1e-01"][client]
         np.testing.assert_allclose(got, expected["tar@far=1e-01"], atol=1e-6)
-    assert "tpir@fpir=5e-01" in judged.metrics
+    assert "tpir@fpir=5e-01" in evaluation.metrics
     strict = evaluator_of(
         task, 4, batch_size=8, fars=(0.1,), fpirs=(0.02,)
     )  # of 36 images
-    told = strict.personalized(TrainedModels(networks[0], embed, None, embed))
-    for found in (told.metrics, told.per_client):
+    few = strict.personalized(TrainedModels(networks[0], embed, None, embed))
+    for found in (few.metrics, few.per_client):
         assert "tpir@fpir=2e-02~" in found and "tpir@fpir=2e-02" not in found
-    single = judge.personalized(TrainedModels(networks[0], embed, None, embed))
+    single = evaluator.personalized(TrainedModels(networks[0], embed, None, embed))
     assert single.per_client["tar@far=1e-01"][0] == pytest.approx(
-        judged.per_client["tar@far=1e-01"][0], abs=1e-6
+        evaluation.per_client["tar@far=1e-01"][0], abs=1e-6
     )
 
 
@@ -103,14 +102,14 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     partition = partition_of(people, is_test, [[0, 1], [2]], public=[3], unseen=[4, 5])
     source = source_of(images[:, :, None, None], people)
     options = {"fars": (0.4,), "fpirs": (0.5,)}
-    judge = evaluator_of(build_face_data(source, partition), 1, **options)
+    evaluator = evaluator_of(build_face_data(source, partition), 1, **options)
     own = lambda client: np.zeros((4, 4), np.float32)
     networks = TrainedModels(np.eye(4, dtype=np.float32), embed, own, embed)
-    generic = judge.evaluators["generic"].evaluate(networks)
+    generic = evaluator.evaluators["generic"].evaluate(networks)
     assert generic.metrics["tar@far=4e-01"] == pytest.approx(20 / 30)
     # Three images of each are sought, of which one is found as the other stranger.
     assert generic.metrics["tpir@fpir=5e-01"] == pytest.approx(4 / 6)
-    clients = judge.evaluators["personalized"].evaluate
+    clients = evaluator.evaluators["personalized"].evaluate
     assert clients(networks).metrics["tar@far=4e-01"] == 0  # of zeros
     alone = clients(networks._replace(client_variables=None))
     assert alone.metrics["tar@far=4e-01"] == 1  # whose clients are all alike
@@ -119,10 +118,10 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
 def test_unseen_people_are_judged_with_masks_too(task):
     """A network that sees foreheads only loses nothing; one that sees chins does."""
     task, _ = task
-    judge = evaluator_of(task, 1, masked_fars=(0.1, 1e-5), fars=(0.1,))
+    evaluator = evaluator_of(task, 1, masked_fars=(0.1, 1e-5), fars=(0.1,))
     rows = np.arange(36) // 6
     networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
-    upper, lower = (judge.generic(embed, network.T).metrics for network in networks)
+    upper, lower = (evaluator.generic(embed, network.T).metrics for network in networks)
     for found in (upper, lower):
         masked, standard = (
             found[f"mfr_{kind}_fnmr@far=1e-01"] for kind in ("masked", "standard")
@@ -151,8 +150,8 @@ def test_judged_masks_lie_where_the_landmarks_are():
         settings = {"methods": {}, "evaluation": {"masked_fars": 0.1}}
         given = source._replace(landmarks=points)
         built = experiment_of(settings, model, given, split)
-        judge = built.task.evaluators["generic"].evaluate
-        metrics = judge(TrainedModels(chin, embed, None, embed)).metrics
+        evaluator = built.task.evaluators["generic"].evaluate
+        metrics = evaluator(TrainedModels(chin, embed, None, embed)).metrics
         masked, standard = (
             metrics[f"mfr_{kind}_fnmr@far=1e-01"] for kind in ("masked", "standard")
         )

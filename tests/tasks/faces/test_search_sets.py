@@ -41,14 +41,14 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     rng = np.random.default_rng(2)
     features = rng.normal(size=(14, 4)).astype(np.float32)
     features[4:8] += 0.3 * features[:4]
-    judge = evaluator_of(task, 1, identification=str(tmp_path), **SMALL)
-    judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
+    evaluator = evaluator_of(task, 1, identification=str(tmp_path), **SMALL)
+    evaluation = evaluator.generic(looked_up, jnp.asarray(features[None])).metrics
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     scores = unit[:4] @ unit[4:].T
     ahead = (scores > np.diag(scores)[:, None]).sum(1)
     assert 0 < (ahead < 1).mean() < 1
     for k in (1, 5, 10, 20):
-        assert judged[f"identification_rank{k}"] == (ahead < k).mean()
+        assert evaluation[f"identification_rank{k}"] == (ahead < k).mean()
     (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
     message = "have every listed image" if listed else "a mate for every probe"
     with pytest.raises(ValueError, match=message):

@@ -25,11 +25,13 @@ from tests.tasks.faces.evaluation_files import (
 def test_templates_by_config_give_the_released_numbers(
     task, released, release, num_devices
 ):
-    judge = evaluator_of(
+    evaluator = evaluator_of(
         task, num_devices, templates={"path": str(release), "align": False}, **SMALL
     )
-    judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
-    found = {k: v for k, v in judged.metrics.items() if k.startswith("ijb_")}
+    evaluation = evaluator.generic(
+        looked_up, jnp.asarray(released["image_features"][None])
+    )
+    found = {k: v for k, v in evaluation.metrics.items() if k.startswith("ijb_")}
     # 1,707 pairs of two people and 37 probes do not tell the rates with a mark.
     rates = ("1e-06~", "1e-05~", "1e-04~", "1e-03", "1e-02", "1e-01")
     fars = [f"ijb_tar@far={rate}" for rate in rates]
@@ -48,8 +50,10 @@ def test_strangers_among_the_probes_set_the_threshold_of_the_open_set(
     """Galleries apart, as open-set protocols have them: best scores by hand."""
     listed = {"path": str(release), "align": False, "pairs": None}
     gallery = "meta/ijbc_1N_gallery_G1.csv"
-    judge = evaluator_of(task, 1, templates={**listed, "gallery": gallery}, **SMALL)
-    judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
+    evaluator = evaluator_of(task, 1, templates={**listed, "gallery": gallery}, **SMALL)
+    evaluation = evaluator.generic(
+        looked_up, jnp.asarray(released["image_features"][None])
+    )
     scores = released["probe_features"] @ released["gallery_features"][:9].T
     is_mate = released["probe_ids"][:, None] == released["gallery_ids"][None, :9]
     has_mate = is_mate.any(axis=1)
@@ -58,7 +62,7 @@ def test_strangers_among_the_probes_set_the_threshold_of_the_open_set(
     best = np.where(is_mate, scores, -1).max(axis=1)
     is_found = (best == scores.max(axis=1)) & (best > threshold)
     expected = is_found[has_mate].mean()
-    found = judged.metrics["ijb_open_tpir@fpir=1e-02~"]  # 17 strangers
+    found = evaluation.metrics["ijb_open_tpir@fpir=1e-02~"]  # 17 strangers
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -91,14 +95,14 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
 
 def test_templates_are_streamed_as_the_partition_is(task, released, release):
     read, labels = lambda i: task.tests.images[i], task.tests.labels
-    streamed = task._replace(evaluation_set=stream(read, labels, memory=2 * 20 * 16))
+    streamed = task._replace(tests=stream(read, labels, memory=2 * 20 * 16))
     network = jnp.asarray(released["image_features"][None])
     options = {"templates": {"path": release, "align": False}, **SMALL}
-    judged = [
+    evaluation = [
         evaluator_of(t, 2, **options).generic(looked_up, network).metrics
         for t in (task, streamed)
     ]
-    assert judged[0] == judged[1]
+    assert evaluation[0] == evaluation[1]
 
 
 def test_faces_are_aligned_by_the_landmarks_of_the_list(tmp_path):

@@ -1,4 +1,4 @@
-"""Who is judged by whose network on what, and what settings change."""
+"""Whose network is evaluated on what, and what settings change."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from tests.tasks.reid.given import crossed, source_of
 BY_CAMERA, BY_DATASET = {"name": "by_camera"}, {"name": "by_dataset"}
 
 
-def judge_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
+def evaluator_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
     evaluating = parse(
         EvaluationConfig, {"batch_size": 4, **options}, "config.evaluation"
     )
@@ -57,23 +57,23 @@ ALL = {name: 1.0 for name in ("rank1", "rank5", "rank10", "mAP", "mINP")}
 
 
 def test_who_sees_people_finds_all_and_who_sees_cameras_does_not():
-    judge = judge_of(crossed())
-    assert judge.generic(networks(None)).metrics == pytest.approx(ALL)
-    lost = judge.generic(networks(None, generic=1)).metrics
+    evaluator = evaluator_of(crossed())
+    assert evaluator.generic(networks(None)).metrics == pytest.approx(ALL)
+    lost = evaluator.generic(networks(None, generic=1)).metrics
     assert lost["rank1"] < 0.5 and lost["mAP"] < 0.8
-    assert judge.generic(networks(None, generic=None)).metrics == {}
+    assert evaluator.generic(networks(None, generic=None)).metrics == {}
 
 
 def test_clients_are_judged_by_their_own_networks():
-    judge = judge_of(crossed())
-    found = judge.personalized(networks([0, 1, 0]))
-    lost = judge.generic(networks(None, generic=1)).metrics
+    evaluator = evaluator_of(crossed())
+    found = evaluator.personalized(networks([0, 1, 0]))
+    lost = evaluator.generic(networks(None, generic=1)).metrics
     wanted = [1, lost["mAP"], 1]
     np.testing.assert_allclose(found.per_client["mAP"], wanted, atol=1e-6)
     assert found.metrics["mAP"] == pytest.approx(np.mean(wanted))
     assert found.metrics["mAP_min"] == pytest.approx(lost["mAP"])
     assert found.metrics["mAP_max"] == found.metrics["rank1_max"] == 1
-    shared = judge.personalized(networks(None, generic=1))
+    shared = evaluator.personalized(networks(None, generic=1))
     np.testing.assert_allclose(shared.per_client["mAP"], [lost["mAP"]] * 3)
     assert not {"mAP_min", "mAP_max"} & shared.metrics.keys()  # all have one number
 
@@ -87,9 +87,9 @@ def three_sets():
 
 
 def test_a_clients_test_is_that_of_its_data_set_and_there_may_be_none():
-    judge = judge_of(three_sets(), BY_DATASET)
-    found = judge.personalized(networks([1, 0, None]))
-    each = judge.generic(networks(None, generic=1)).metrics
+    evaluator = evaluator_of(three_sets(), BY_DATASET)
+    found = evaluator.personalized(networks([1, 0, None]))
+    each = evaluator.generic(networks(None, generic=1)).metrics
     wanted = [each["a_mAP"], 1, np.nan]
     np.testing.assert_allclose(found.per_client["mAP"], wanted, atol=1e-6)
     assert found.metrics["mAP"] == pytest.approx((1 + each["a_mAP"]) / 2)
@@ -97,11 +97,11 @@ def test_a_clients_test_is_that_of_its_data_set_and_there_may_be_none():
 
 def test_domains_have_their_own_numbers_and_unseen_ones_another_mean():
     source = three_sets()
-    every = judge_of(source, BY_DATASET).generic(networks(None, generic=1)).metrics
+    every = evaluator_of(source, BY_DATASET).generic(networks(None, generic=1)).metrics
     assert every["mAP"] == pytest.approx((every["a_mAP"] + every["b_mAP"]) / 2)
     assert not [key for key in every if key.startswith("unseen")]
     settings = {**BY_DATASET, "held_out_domains": "b"}
-    found = judge_of(source, settings).generic(networks(None, generic=1)).metrics
+    found = evaluator_of(source, settings).generic(networks(None, generic=1)).metrics
     assert found["unseen_mAP"] == found["b_mAP"] == every["b_mAP"]
     assert found["mAP"] == found["a_mAP"] == every["a_mAP"] != every["b_mAP"]
 
@@ -114,7 +114,7 @@ def test_features_of_images_and_mirror_images_are_added(layout):
     images = rng.integers(0, 256, (len(source.labels), 4, 2, 3)).astype(np.uint8)
     source = source._replace(read=lambda rows: images[rows])
     embed = lambda w, x: jnp.tanh(x.reshape(len(x), -1).astype(jnp.float32) / 256 @ w)
-    found = judge_of(source, **layout).generic(
+    found = evaluator_of(source, **layout).generic(
         TrainedModels(weights, embed, None, embed)
     )
     plain = lambda x: np.tanh(x.reshape(len(x), -1).astype(np.float32) / 256 @ weights)
@@ -133,7 +133,7 @@ def test_settings_reach_the_protocol():
     people, cameras = [0, 1, 1, 1, 2, 2, 2], [1, 1, 12, 3, 1, 2, 20]
     roles = [TRAIN, QUERY, GALLERY, GALLERY, QUERY, GALLERY, GALLERY]
     source = source_of(people, cameras, roles)
-    value = lambda **options: judge_of(source, **options).generic(networks(None, 1))
+    value = lambda **options: evaluator_of(source, **options).generic(networks(None, 1))
     usual = value().metrics
     # Images are ranked by their cameras: 2, 3, 12, 20.
     assert usual["mINP"] == pytest.approx((2 / 3 + 2 / 4) / 2)
@@ -146,11 +146,13 @@ def test_settings_reach_the_protocol():
     ranked = value(rerank={"k1": 3, "k2": 1}).metrics
     assert set(ranked) == set(usual)
     missing = source._replace(labels=np.where(np.arange(7) == 4, 0, source.labels))
-    by = lambda how: judge_of(missing, average_over=how).generic(networks(None)).metrics
+    by = lambda how: (
+        evaluator_of(missing, average_over=how).generic(networks(None)).metrics
+    )
     assert by("all")["rank1"] == by("valid")["rank1"] / 2
 
 
 def test_re_ranking_needs_enough_images():
     words = "config.evaluation.rerank: .*18 .the images.*k1 = 99"
     with pytest.raises(ValueError, match=words):
-        judge_of(crossed(), rerank={"k1": 99})
+        evaluator_of(crossed(), rerank={"k1": 99})
