@@ -295,11 +295,16 @@ def build_evaluators(
         if clients is None:
             continue
         accuracy = Accuracy(clients.test, clients.test_offsets, opened.mesh, batching)
-        evaluators |= accuracy.evaluators if not group else _unseen(accuracy)
+        as_new = (of_new_clients,) if group else ()
+        if not group:
+            evaluators |= accuracy.evaluators
+        else:
+            evaluators[group] = Evaluator(evaluate_after(accuracy, *as_new))
         if evaluation.finetune is not None:
             tune = _build_finetuning(evaluation.finetune, opened, facts, clients)
+            evaluate = evaluate_after(accuracy, *as_new, tune)
             name = f"{group}_finetuned".strip("_")
-            evaluators[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
+            evaluators[name] = Evaluator(evaluate, during_training=False)
     if evaluation.representation is not None:
         evaluators["representation"] = evaluation.representation.build(
             model, facts.shapes, images.clients.test, opened.mesh, batching
@@ -324,26 +329,22 @@ def _build_finetuning(
     )
 
 
-def _evaluate_new(models: TrainedModels) -> TrainedModels:
+def of_new_clients(models: TrainedModels) -> TrainedModels:
     """Models of the clients that never took part."""
     if models.client_variables is None:
         return models
     return models._replace(variables=None, client_variables=models.new_client_variables)
 
 
-def _unseen(accuracy: Accuracy) -> dict[str, Evaluator]:
+def evaluate_after(accuracy: Accuracy, *steps: Callable) -> Callable:
+    """Build the personalized evaluation of what steps make of models."""
+
     def evaluate(models: TrainedModels) -> Evaluation:
-        return accuracy.personalized(_evaluate_new(models))
+        for step in steps:
+            models = step(models)
+        return accuracy.personalized(models)
 
-    return {"unseen": Evaluator(evaluate)}
-
-
-def _finetuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evaluator:
-    def evaluate(models: TrainedModels) -> Evaluation:
-        models = _evaluate_new(models) if is_unseen else models
-        return accuracy.personalized(tune(models))
-
-    return Evaluator(evaluate, during_training=False)
+    return evaluate
 
 
 @section

@@ -94,7 +94,9 @@ def test_features_of_pixels_are_those_of_the_map_that_are_not_void(config):
     assert all(of.targets == {"mIoU": 0.5} for of in evaluators.values())
     parsed = parse(given)
     source = open_data(parsed.data)
-    test = with_masks(source, split_classes(parsed.partition, source)[0].test, None)
+    test = with_masks(
+        source, split_classes(parsed.partition, source)[0].test.rows, None
+    )
     num_classes = len(source.masks.class_names)
     model = build_segmenter(parsed.model.network, source.input_shape, num_classes)
     variables = jax.jit(model.init)(jax.random.key(0))

@@ -9,7 +9,7 @@ train alone.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
@@ -354,12 +354,6 @@ def build_evaluators(
     return evaluators, ""
 
 
-def default_settings(options: Mapping) -> Mapping:
-    """Defaults of a method."""
-    del options
-    return {"personal": None}
-
-
 SPEC = TaskSpec(
     name="reid",
     summary="Re-identification: any algorithm, all methods from the same model.",
@@ -373,7 +367,7 @@ SPEC = TaskSpec(
         loss=OnlyLossReader(reid_loss),
         algorithm=AlgorithmReader("reid", offered=(*OFFERS, "shared")),
         keys=REID_KEYS,
-        defaults=default_settings,
+        defaults=lambda options: {"personal": None},
     ),
     open=open_task,
     facts=build_task_facts,
