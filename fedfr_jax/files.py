@@ -245,6 +245,18 @@ def check_archive(path: str | os.PathLike) -> None:
     check_bytes(size, str(path))
 
 
+def read_array(path: str | os.PathLike, key: str) -> np.ndarray:
+    """Read the array `key` of a .npz; a damaged or missing one is a ValueError."""
+    check_archive(path)
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            return stored[key]
+    except Exception as error:  # of zipfile, zlib and NumPy
+        raise ValueError(
+            f"{path} must be an undamaged .npz with the array {key}, got {error}."
+        ) from error
+
+
 CHUNK_BYTES = 2**17  # of a longer request Linux reads only its read-ahead
 
 

@@ -35,7 +35,6 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax.data.npz import read_array
 from fedfr_jax.data.partition.client_partition import (
     Assignment,
     ClientPartition,
@@ -44,6 +43,7 @@ from fedfr_jax.data.partition.client_partition import (
     divide_proportionally,
 )
 from fedfr_jax.data.partition.rows import UNASSIGNED
+from fedfr_jax.files import read_array
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Seed
 from fedfr_jax.schema import checked
 

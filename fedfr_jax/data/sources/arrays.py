@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.npz import read_array
 from fedfr_jax.data.sources.decoding import (
     MODES,
     Channels,
@@ -22,7 +21,7 @@ from fedfr_jax.data.sources.decoding import (
     prepare_image,
 )
 from fedfr_jax.data.sources.selection import check_unique, keep_identities, stored_rows
-from fedfr_jax.files import check_bytes, read_csv
+from fedfr_jax.files import check_bytes, read_array, read_csv
 from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
 
