@@ -60,12 +60,11 @@ def remember_programs(folder: pathlib.Path) -> None:
 def run_case(study: Study, config, case: str, seed: int, folder: pathlib.Path) -> dict:
     """{row: what `run_one` returns} of one case and seed, each kept once done."""
     from fedfr_jax.config.build import build
-    from fedfr_jax.runs.workdir import claim
 
     config = study.config_of(config, case, seed)
     place = folder / case.replace(" ", "_") / f"seed{seed}"
     settings = json.loads(config.to_json_best_effort())["methods"]
-    with claim(place, config.to_json_best_effort(indent=1)):
+    with claim_config(place, config.to_json_best_effort(indent=1)):
         config = study.prepare(config, case, place)
         path = place / "rows.json"
         rows = json.loads(path.read_text()) if path.exists() else {}
@@ -78,6 +77,15 @@ def run_case(study: Study, config, case: str, seed: int, folder: pathlib.Path) -
             seconds = rows[name]["cost"]["seconds"]
             print(f"{case}, seed {seed}, {name}: {seconds:.0f} s", flush=True)
     return {name: rows[name] for name in settings}
+
+
+def claim_config(folder: pathlib.Path, text: str, but_for: str = ""):
+    """Lock a folder for the config `text`; another than before is refused."""
+    from fedfr_jax.runs.workdir import check_config, claim
+
+    if (folder / "config.json").exists():
+        check_config(folder, json.loads(text), but_for)
+    return claim(folder, text, {})
 
 
 def run_one(study: Study, experiment, folder: pathlib.Path, name: str) -> dict:

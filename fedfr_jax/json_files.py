@@ -42,27 +42,15 @@ def broken_rule(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return f"it must be readable JSON, got {first['msg']}"
-    place = printable(".".join(str(x) for x in first["loc"]))
+    place = printable(".".join(str(x) for x in first["loc"])[:200])
     rule = first["msg"].removeprefix("Input should be ")
     return f"{place or 'it'} must be {rule}, got {str(first['input'])[:60]!r}"
 
 
-def read_json_lines(
-    path: str | os.PathLike, key: str = "", kind: type = str, *, torn: bool = False
-) -> list[dict]:
-    """Read a JSON-lines file; blank lines are skipped.
-
-    Args:
-      key: of every object, with a value of `kind`; "": none.
-      torn: skip a last line that is no such object, as after a kill.
-
-    Raises:
-      ValueError: naming the file and the first line that is no such object.
-      OSError: when there is no such file.
-    """
+def read_json_lines(path: str | os.PathLike) -> list[dict]:
+    """Read a JSON-lines file, see `parse_json_lines`."""
     check_list(path)
-    data = pathlib.Path(path).read_bytes()
-    return parse_json_lines(data, path, key, kind, torn=torn)
+    return parse_json_lines(pathlib.Path(path).read_bytes(), path)
 
 
 def parse_json_lines(
@@ -73,7 +61,15 @@ def parse_json_lines(
     *,
     torn: bool = False,
 ) -> list[dict]:
-    """Parse JSON lines, see `read_json_lines`; errors name `origin`."""
+    """Parse JSON lines; blank lines are skipped.
+
+    Args:
+      key: of every object, with a value of `kind`; "": none.
+      torn: skip a last line that is no such object, as after a kill.
+
+    Raises:
+      ValueError: naming `origin` and the first line that is no such object.
+    """
     lines, rows = data.splitlines(), []
     for number, line in enumerate(lines, start=1):
         row = _object(line)

@@ -19,8 +19,15 @@ import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from annotated_types import Ge, Predicate
-from pydantic import Strict, StringConstraints, TypeAdapter, ValidationError
+from annotated_types import Ge
+from pydantic import (
+    AfterValidator,
+    Strict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from fedfr_jax.files import (
     check_list,
@@ -71,10 +78,20 @@ def is_plain(path: str) -> bool:
     )
 
 
+def _check_plain(path: str) -> str:
+    if not is_plain(path):
+        rule = "Input should be a plain path below the folder"
+        raise PydanticCustomError("path", rule)
+    return path
+
+
+PlainPath = Annotated[str, AfterValidator(_check_plain)]
+
+
 class Manifest(NamedTuple):
     """Content of a manifest."""
 
-    files: dict[Annotated[str, Predicate(is_plain)], Entry]
+    files: dict[PlainPath, Entry]
 
 
 FILES = TypeAdapter(Manifest)

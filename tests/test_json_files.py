@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedfr_jax.json_files import read_json, read_json_lines
+from fedfr_jax.json_files import parse_json_lines, read_json
 
 DAMAGED = [b"", b"{", b"\x00", b"\xff\xfe", b"[" * 10**5, b'{"a": 1} 2']
 
@@ -31,12 +31,12 @@ def test_lines_name_the_first_that_is_no_row(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"run": "x"}\n\n{"run": "y"}\n{"ru')
     rows = [{"run": "x"}, {"run": "y"}]
-    assert read_json_lines(path, "run", torn=True) == rows
+    assert parse_json_lines(path.read_bytes(), path, "run", torn=True) == rows
     with pytest.raises(ValueError, match="a.jsonl, line 4, must be a JSON object"):
-        read_json_lines(path, "run")
+        parse_json_lines(path.read_bytes(), path, "run")
     for line in ("[]", '{"run": [1]}', "{}", "[" * 10**5):
         path.write_text(f'{{"run": "x"}}\n{line}\n{{"run": "y"}}\n')
         with pytest.raises(
             ValueError, match='line 2, must be a JSON object with a "run"'
         ):
-            read_json_lines(path, "run", torn=True)
+            parse_json_lines(path.read_bytes(), path, "run", torn=True)

@@ -38,8 +38,8 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
-from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import DEVICES
+from fedfr_jax.plan.needs import central_needs
 from fedfr_jax.tasks.faces.loss import COSFACE
 from fedfr_jax.types import CentralTrainer
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.class_parallel import CLASS_TABLE
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import Training, build_mesh
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.public_classes import (
     build_public_loss,
@@ -63,7 +63,7 @@ class Running:
 
     def __init__(self, trainer: CentralTrainer, mesh: Mesh):
         own = build_mesh(trainer.settings, mesh)
-        self._epochs = build_epochs_of_stage(trainer, own, 0)
+        self._epochs = build_epochs(trainer, own, 0)
         self._table = place_examples(trainer.dataset, own)
         first = functools.partial(trainer.init, jax.random.key(0))
         self._state = self._epochs.init(first)

@@ -9,11 +9,12 @@ import optax
 import ours
 
 from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.types import Dataset
+from fedfr_jax.types import CentralTrainer, Dataset
 
 
 def data_parallel(work, settings: dict, data, rounds: int) -> dict:
@@ -28,15 +29,19 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
     )
     table, batch = jax.device_put(table), work.cohort * work.batch_size
     while batch:
-        epochs = build_epochs(
-            of_central,
-            optax.sgd(work.rate),
-            Batching(batch, normalize()),
-            make_mesh(1),
+        trainer = CentralTrainer(
+            settings=Training(batch_size=batch),
+            dataset=table,
             first_row=0,
             num_rows=num_rows,
-            seed=0,
+            batching=Batching(batch, normalize()),
+            loss=of_central,
+            init=lambda key: variables,
+            global_model=lambda variables: variables,
+            apply_global=model.apply,
         )
+        optimizer = optax.sgd(work.rate)
+        epochs = build_epochs(trainer, make_mesh(1), 0, optimizer=optimizer)
         state, spent = epochs.init(jax.tree.map(jnp.copy, variables)), []
         try:
             for epoch in range(1 + rounds):

@@ -32,7 +32,7 @@ from orderings import (  # noqa: E402
     write_between,
     write_results,
 )
-from studies import remember_programs  # noqa: E402
+from studies import claim_config, remember_programs  # noqa: E402
 
 from fedfr_jax.cli.flags import define, names, new_parser, parse, workdir  # noqa: E402
 from fedfr_jax.distributed import use_every_core  # noqa: E402
@@ -90,12 +90,11 @@ def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
     The folder may hold rows of other tables; all but their own settings is the same.
     """
     from fedfr_jax.config.build import build
-    from fedfr_jax.runs.workdir import claim
 
     config = seeded(config, seed)
     text = config.to_json_best_effort(indent=1)
     settings = {"pretrained": None, **json.loads(text)["methods"]}
-    with claim(folder, text, but_for="methods"):
+    with claim_config(folder, text, but_for="methods"):
         path = folder / "rows.json"
         rows = json.loads(path.read_text()) if path.exists() else {}
         for name in names:
@@ -118,7 +117,6 @@ def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
 def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
     """Train and judge one row, or go on with it."""
     from fedfr_jax.runs.experiment import run_stages
-    from fedfr_jax.runs.workdir import claim
 
     begun, used = time.perf_counter(), time.process_time()
     names = list(dict.fromkeys(["pretrained", name]))
@@ -126,7 +124,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
     with contextlib.ExitStack() as stack:
         if name != "pretrained":
             go_on_from(folder, name)
-            held = claim(folder / name, json.dumps({"settings": settings}))
+            held = claim_config(folder / name, json.dumps({"settings": settings}))
             stack.enter_context(held)
         found = run_stages(experiment._replace(stages=stages), folder)[name]
     generic, personalized = found["generic"], found["personalized"]

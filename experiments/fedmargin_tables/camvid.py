@@ -128,13 +128,10 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
 
 def trained(experiment, method: str, folder: pathlib.Path) -> dict:
     """The network of a row, trained or read, and what its evaluators found."""
-    from fedfr_jax.runs.stages import run_central, run_federated
+    from fedfr_jax.runs.stages import run_stage
 
     trainer, place = experiment.stages[method].trainer, folder / method
-    if method == CENTRAL:
-        network, found = run_central(experiment, trainer, place)
-    else:
-        network, found = run_federated(experiment, trainer, None, place)
+    network, found = run_stage(experiment, trainer, None, place)
     return {"network": network, "found": found}
 
 

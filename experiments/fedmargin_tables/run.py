@@ -267,12 +267,12 @@ def with_evaluator(experiment, name: str, evaluator):
 def trained(experiment, name: str, folder: pathlib.Path) -> tuple:
     """(network or None, a line of metrics per round) of a stage."""
     from fedfr_jax.runs.sinks import read_jsonl
-    from fedfr_jax.runs.stages import run_federated
+    from fedfr_jax.runs.stages import run_stage
 
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     trainer = experiment.stages[name].trainer
-    network, _ = run_federated(experiment, trainer, None, place)
+    network, _ = run_stage(experiment, trainer, None, place)
     return network, read_jsonl(place / "metrics.jsonl")
 
 

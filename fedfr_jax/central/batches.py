@@ -89,10 +89,10 @@ class EpochOrder(NamedTuple):
 
 
 def epoch_chunks(
-    table: Dataset | Stream, order: EpochOrder, epoch: int, mesh: Mesh
+    dataset: Dataset | Stream, order: EpochOrder, epoch: int, mesh: Mesh
 ) -> Iterator[Chunk]:
-    """Yield an epoch's chunks, of equal shape; two of them fit the table's `memory`."""
-    count, size = _count_and_steps(table, order)
+    """Yield an epoch's chunks, of equal shape; two fit the data set's `memory`."""
+    count, size = _count_and_steps(dataset, order)
     word = order.word(epoch)
     listed = order.batch_order(word, order.num_steps) if order.batch_order else None
 
@@ -100,25 +100,25 @@ def epoch_chunks(
         rows = order.rows(word, i * size, size, listed).ravel()
         return meshes.put_global(rows, meshes.over_clients(mesh))
 
-    for i, (rows, examples) in enumerate(table.chunks(rows_of, count)):
+    for i, (rows, examples) in enumerate(dataset.chunks(rows_of, count)):
         first, last = i * size, min((i + 1) * size, order.num_steps)
         yield Chunk(rows, examples, np.int32(first), np.int32(last))
 
 
-def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chunk:
+def chunk_shapes(dataset: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chunk:
     """A chunk of `epoch_chunks` as ShapeDtypeStructs with shardings."""
-    _, size = _count_and_steps(table, order)
+    _, size = _count_and_steps(dataset, order)
     length, cut = order.batch_size * size, meshes.over_clients(mesh)
 
     def rows_of(example) -> Any:
         shape = length, *example.shape
         return jax.ShapeDtypeStruct(shape, example.dtype, sharding=cut)
 
-    if isinstance(table, Stream):
-        example = table.example
+    if isinstance(dataset, Stream):
+        example = dataset.example
     else:
         example_struct = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        example = jax.tree.map(example_struct, table)
+        example = jax.tree.map(example_struct, dataset)
     return Chunk(
         rows=rows_of(np.int32(0)),
         examples=jax.tree.map(rows_of, example),
@@ -127,9 +127,9 @@ def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chun
     )
 
 
-def _count_and_steps(table, order):
-    """(chunks of an epoch, steps of each); two chunks fit the table's `memory`."""
-    fits = max(table.memory // (2 * table.example_bytes * order.part), 1)
+def _count_and_steps(dataset, order):
+    """(chunks of an epoch, steps of each); two chunks fit the data set's `memory`."""
+    fits = max(dataset.memory // (2 * dataset.example_bytes * order.part), 1)
     count = -(-order.num_steps // fits)
     return count, -(-order.num_steps // count)
 

@@ -224,16 +224,16 @@ def sample_classes(
     return SampledClasses(jnp.where(is_last, start + index, -1), row)
 
 
-def gather_classes(table: jax.Array, sampled: SampledClasses) -> jax.Array:
+def gather_classes(matrix: jax.Array, sampled: SampledClasses) -> jax.Array:
     """Rows [R, ...] of a device's class matrix [c, ...]; any for invalid entries."""
-    return table[jnp.minimum(_sampled_index(sampled), len(table) - 1)]
+    return matrix[jnp.minimum(_sampled_index(sampled), len(matrix) - 1)]
 
 
 def scatter_classes(
-    table: jax.Array, rows: jax.Array, sampled: SampledClasses
+    matrix: jax.Array, rows: jax.Array, sampled: SampledClasses
 ) -> jax.Array:
     """Write the valid rows back to their indices of the class matrix."""
-    return table.at[_sampled_index(sampled)].set(rows, mode="drop")
+    return matrix.at[_sampled_index(sampled)].set(rows, mode="drop")
 
 
 def _sampled_index(sampled):
@@ -247,7 +247,7 @@ SAMPLED = 2**31 + 2  # folded into a step's key; devices fold their numbers
 CUT = P(meshes.CLIENTS)
 
 
-def table_of(layout: LeafSharding, params: PyTree) -> jax.Array | None:
+def class_matrix(layout: LeafSharding, params: PyTree) -> jax.Array | None:
     """The leaf with the rule CLASSES, global or a device's shard; None without one."""
     leaves = zip(jax.tree.leaves(params), jax.tree.leaves(layout.is_table), strict=True)
     return next((x for x, is_table in leaves if is_table), None)
@@ -262,10 +262,10 @@ def sampled_rows(
     key: jax.Array,
 ) -> SampledClasses | None:
     """Sample the classes of a step, sharded over the devices; None if all take part."""
-    table = table_of(layout, params)
-    if table is None or step_sharding.class_rate == 1:
+    matrix = class_matrix(layout, params)
+    if matrix is None or step_sharding.class_rate == 1:
         return None
-    num_rows = len(table) // mesh.shape[meshes.CLIENTS]
+    num_rows = len(matrix) // mesh.shape[meshes.CLIENTS]
     count = num_sampled(num_rows, step_sharding.class_rate)
 
     def on_device(labels, key):

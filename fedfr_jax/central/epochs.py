@@ -1,6 +1,6 @@
 """Epochs of central training on the whole mesh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from fedfr_jax.central.batches import (
     chunk_shapes,
     epoch_chunks,
 )
+from fedfr_jax.central.settings import build_optimizer, build_step_sharding
 from fedfr_jax.central.sharding import (
     StepSharding,
     leaf_sharding,
@@ -23,7 +24,7 @@ from fedfr_jax.central.sharding import (
     state_layout,
 )
 from fedfr_jax.central.step import State, build_step
-from fedfr_jax.data.batching import Batching
+from fedfr_jax.types import CentralTrainer
 
 
 class Epochs(NamedTuple):
@@ -31,11 +32,11 @@ class Epochs(NamedTuple):
 
     `init` takes variables, or a function that makes them: it is then compiled with
     sharded outputs, so that no device ever has all of them.
-    The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
-    over the steps. The state that is passed is donated.
-    lower(variables, table) lowers the program of the first epoch's chunks, from shapes;
-    step(state, chunk, number) is one step of it, not compiled, with shapes(variables,
-    table) as its (state, chunk).
+    The data set is a `Dataset` on the mesh or a `Stream`; metrics are {name: float},
+    means over the steps. The state that is passed is donated.
+    lower(variables, dataset) lowers the program of the first epoch's chunks, from
+    shapes; step(state, chunk, number) is one step of it, not compiled, with
+    shapes(variables, dataset) as its (state, chunk).
     """
 
     init: Callable
@@ -47,40 +48,40 @@ class Epochs(NamedTuple):
 
 
 def build_epochs(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    batching: Batching,
+    trainer: CentralTrainer,
     mesh: Mesh,
-    *,
-    first_row: int,
-    num_rows: int,
     seed: int,
-    batch_order: Callable | None = None,
-    annotate_batch: Callable | None = None,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
     step_sharding: StepSharding | None = None,
-    class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
-    """Build compile-once epochs over the rows first_row:first_row + num_rows.
+    """Build the trainer's epochs, compiled once for each class sampling rate.
 
     Args:
-      loss_fn: as of `LocalTraining`; `optimizer` includes its learning rate.
-      batch_order: the order of an epoch, see `CentralTrainer.batch_order`.
-      annotate_batch: see `CentralTrainer.annotate_batch`.
-      batching: batch_size is the total over devices and a multiple of their number,
-        times micro-batches; always shuffles, and drops the last, partial batch.
-      class_rates: `StepSharding.class_rate` of every epoch, the last one of those that
-        follow; each rate is compiled.
+      trainer: its batch size is a multiple of the devices, times micro-batches; epochs
+        always shuffle, and drop the last, partial batch.
+      mesh: of its settings, see `settings.build_mesh`.
+      optimizer, step_sharding: instead of those of the settings.
     """
-    step_sharding = step_sharding or StepSharding()
-    num_devices = mesh.shape[meshes.CLIENTS]
-    order = EpochOrder(
-        first_row, num_rows, batching.batch_size, num_devices, seed, batch_order
+    settings, batching = trainer.settings, trainer.batching
+    optimizer = optimizer or build_optimizer(settings, trainer.num_rows)
+    step_sharding = step_sharding or build_step_sharding(
+        settings, trainer.sharded_classes
     )
-    batch = build_batch(batching, order, mesh, annotate_batch)
+    class_rates = settings.class_rates
+    order = EpochOrder(
+        trainer.first_row,
+        trainer.num_rows,
+        batching.batch_size,
+        mesh.shape[meshes.CLIENTS],
+        seed,
+        trainer.batch_order,
+    )
+    batch = build_batch(batching, order, mesh, trainer.annotate_batch)
 
     def steps_at(rate):
         at_rate = step_sharding._replace(class_rate=rate)
-        step = build_step(loss_fn, optimizer, mesh, at_rate)
+        step = build_step(trainer.loss, optimizer, mesh, at_rate)
         return _chunk_steps(step, batch, order)
 
     steps = {rate: steps_at(rate) for rate in set(class_rates)}
@@ -98,21 +99,21 @@ def build_epochs(
         # Compiled once: JAX finds the same function of the same shapes and shardings.
         return jax.jit(train, donate_argnums=0, out_shardings=leaf_shardings)
 
-    def shapes(variables, table):
+    def shapes(variables, dataset):
         state = state_shapes(variables, optimizer, mesh, step_sharding)
-        return state, chunk_shapes(table, order, mesh)
+        return state, chunk_shapes(dataset, order, mesh)
 
-    def lower(variables, table):
-        state, chunk = shapes(variables, table)
+    def lower(variables, dataset):
+        state, chunk = shapes(variables, dataset)
         return program(state, 0).lower(state, chunk, 0)
 
     def first_step(state, chunk, number):
         return steps[max(class_rates)](chunk, 0)(number, state)
 
-    def run(state, table, epoch):
+    def run(state, dataset, epoch):
         train = program(state, epoch)
         chunk_sums: list[dict[str, Any]] = []
-        for chunk in epoch_chunks(table, order, epoch, mesh):
+        for chunk in epoch_chunks(dataset, order, epoch, mesh):
             state, sums = train(state, chunk, epoch)
             chunk_sums.append(jax.device_get(sums))  # so that at most two chunks exist
         return state, {

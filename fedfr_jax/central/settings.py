@@ -31,6 +31,7 @@ from fedfr_jax.ranges import (
     Whole,
 )
 from fedfr_jax.schema import naming
+from fedfr_jax.types import ShardedClasses
 
 
 @section
@@ -185,19 +186,21 @@ def num_devices(settings: Training, mesh: Mesh) -> int:
 
 
 def build_step_sharding(
-    settings: Training, num_classes: int, table: str | None
+    settings: Training, classes: ShardedClasses | None
 ) -> StepSharding:
     """Build the sharding of a step over the mesh.
 
     Args:
-      table: pattern of the table of classes, with class_parallel.
+      classes: the class matrix, with class_parallel.
     """
-    class_rule = ((table, CLASSES),) if settings.class_parallel and table else ()
+    class_rule, names = (), ()
+    if settings.class_parallel and classes:
+        class_rule, names = ((f"^{classes.path}$", CLASSES),), classes.names
     return StepSharding(
         rules=(*class_rule, *settings.sharding),
         micro_batches=settings.gradient_accumulation_steps,
         reduce_dtype=settings.reduce_dtype,
-        num_classes=num_classes,
+        num_classes=len(names),
     )
 
 
@@ -224,15 +227,19 @@ def check_training(settings: Training, where: str, num_rows: int, mesh: Mesh) ->
 
 
 def check_patterns(
-    settings: Training, where: str, params_of: Callable, mesh: Mesh, table: str = ""
+    settings: Training,
+    where: str,
+    params_of: Callable,
+    mesh: Mesh,
+    classes: ShardedClasses | None = None,
 ) -> None:
     """Raise ValueError for a pattern in the settings that matches no parameter.
 
     Args:
       params_of: () -> parameters, arrays or shape structs; not called without patterns.
-      table: as of `build_step_sharding`.
+      classes: as of `build_step_sharding`.
     """
-    rules = build_step_sharding(settings, 0, table).rules
+    rules = build_step_sharding(settings, classes).rules
     if not (rules or settings.learning_rate_multipliers or settings.frozen):
         return
     params = params_of()

@@ -22,11 +22,11 @@ from fedfr_jax.central import sharding
 from fedfr_jax.central.batches import TO_SHARD
 from fedfr_jax.central.class_parallel import (
     all_rows,
+    class_matrix,
     gather_classes,
     map_tables,
     sampled_rows,
     scatter_classes,
-    table_of,
 )
 from fedfr_jax.central.sharding import LeafSharding, StepSharding, leaf_sharding
 from fedfr_jax.types import Batch, PyTree, as_aux_loss
@@ -87,8 +87,8 @@ def build_step(
     """Build step(state, batch, key) -> (state, metrics with the `loss` before it).
 
     Args:
-      loss_fn: as of `LocalTraining`, with a different key on each device. With a table
-        of classes it takes the keyword `held`, `SampledClasses` of the device's rows.
+      loss_fn: as of `LocalTraining`, with a different key on each device. With a
+        class matrix it takes the keyword `held`, `SampledClasses` of the device's rows.
       optimizer: with its learning rate.
     """
 
@@ -144,11 +144,11 @@ def mean_gradients(
 
     def of_part(variables, batch, key, sampled):
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.CLIENTS))
-        table = table_of(layout, variables["params"])
+        matrix = class_matrix(layout, variables["params"])
         loss_args = {}
-        if table is not None:
+        if matrix is not None:
             loss_args["held"] = sampled or all_rows(
-                step_sharding.num_classes, len(table)
+                step_sharding.num_classes, len(matrix)
             )
 
         def loss_of(params, stats, batch, key):

@@ -1,11 +1,11 @@
 """Ahead-of-time compilation of a config for TPUs and GPUs that are not attached.
 
-The compilers of TPUs (2 GB) and of GPUs (6 GB) are in virtual environments, which are
-created from the package registry at their first use, under $FEDFR_ACCELERATORS or the
+The compilers of TPUs and GPUs (6 GB) are packages that JAX's extras name. They are
+installed from the package registry at their first use, under $FEDFR_ACCELERATORS or the
 system's temporary folder.
 
-`compile_for` starts `python -m fedfr_jax.cli.aot_compile` with the same flags in the
-environment of the compiler.
+`compile_for` starts `python -m fedfr_jax.cli.aot_compile` with the same flags, and with
+the compiler in its path.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from ml_collections import ConfigDict
@@ -25,102 +24,61 @@ from ml_collections import ConfigDict
 from fedfr_jax import distributed
 from fedfr_jax.cli import flags
 from fedfr_jax.cli.flags import config_text
-from fedfr_jax.config.build import sections
-from fedfr_jax.plan.dummy_inputs import without_files
-from fedfr_jax.plan.topologies import device_kind, topology
-from fedfr_jax.tasks import TASKS
-from fedfr_jax.tasks.experiment import build_experiment
-from fedfr_jax.types import Experiment
+from fedfr_jax.plan.devices import CPU, Kind, parse_grid, topology
+from fedfr_jax.plan.dummy_inputs import blind_experiment
 
-LIBRARY = pathlib.Path(__file__).resolve().parents[1]
-PINS = LIBRARY.parent / "requirements.txt"  # of a source checkout, as pyproject.toml
+MODULE = "fedfr_jax.cli.aot_compile"
+READY = ".ready"  # in the folder of a compiler that is installed
+PACKAGES = pathlib.Path(__file__).resolve().parents[2]  # folder of this library
 FREE_GB = {"tpu": 5, "cuda12": 20}  # of disk that an installation needs
 
 
-def run_in(
-    extra: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess:
-    """Run this library in the environment of `jax[extra]`.
+def compiler_environment(kind: Kind) -> dict[str, str]:
+    """Environment variables of a process that compiles for a kind of device.
 
-    Args:
-      arguments: of `python`.
-      environment: variables; those of JAX and XLA that are set here are dropped.
+    The packages that the installed JAX needs for it are installed if they are missing.
+    Variables of JAX and XLA that are set here are dropped.
     """
-    python = environment_python(extra)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    with tempfile.TemporaryDirectory() as folder:
-        # The library without the packages that are installed next to it.
-        (pathlib.Path(folder) / LIBRARY.name).symlink_to(LIBRARY)
-        env |= {**environment, "PYTHONPATH": folder}
-        return subprocess.run(
-            [python, *arguments], capture_output=True, text=True, env=env
-        )
-
-
-def environment_python(extra: str) -> pathlib.Path:
-    """Interpreter of the environment with `jax[extra]`, which is created if missing."""
-    base, requirements = _interpreter(), [f"jax[{extra}]", *_dependencies()]
-    pins = PINS.read_text() if PINS.is_file() else ""
+    name = f"{kind.extra}-jax{metadata.version('jax')}-{sys.implementation.cache_tag}"
     parent = os.environ.get("FEDFR_ACCELERATORS")
     parent = parent or pathlib.Path(tempfile.gettempdir()) / "fedfr_accelerators"
-    folder = pathlib.Path(parent) / extra
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    content = "\n".join([base, *requirements, pins])
-    if ready.exists() and ready.read_text() == content:
-        return python
+    folder = pathlib.Path(parent) / name
+    if not (folder / READY).exists():
+        _install(kind.extra, folder)
+        (folder / READY).touch()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    paths = [str(folder), str(PACKAGES), os.environ.get("PYTHONPATH", "")]
+    paths = os.pathsep.join(filter(None, paths))
+    return {**env, **kind.environment, "PYTHONPATH": paths}
+
+
+def _install(extra: str, folder: pathlib.Path) -> None:
+    """Install the packages of `jax[extra]`, without JAX, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < FREE_GB[extra] * 1e9:
         raise OSError(f"{folder} must have {FREE_GB[extra]} GB free for jax[{extra}].")
     print(f"installing jax[{extra}] into {folder}", file=sys.stderr, flush=True)
-    _run(base, "-m", "venv", "--clear", folder)
-    pinned = ["-c", PINS] if pins else []
-    quietly = ["--quiet", "--disable-pip-version-check"]
-    _run(python, "-m", "pip", "install", *quietly, *pinned, *requirements)
-    ready.write_text(content)
-    return python
-
-
-def _dependencies() -> list[str]:
-    """Requirements of the library, without its extras."""
-    project = PINS.with_name("pyproject.toml")
-    if PINS.is_file() and project.is_file():
-        return tomllib.loads(project.read_text())["project"]["dependencies"]
-    return [x for x in metadata.requires("fedfr_jax") or () if "extra ==" not in x]
-
-
-def _interpreter() -> str:
-    """Python 3.12, for which the newest JAX is built, or the current interpreter."""
-    newest = shutil.which("python3.12")
-    if (
-        newest
-        and not subprocess.run([newest, "-c", ""], capture_output=True).returncode
-    ):
-        return newest
-    return sys.executable
-
-
-def _run(*command) -> None:
-    process = subprocess.run(command, capture_output=True, text=True)
+    of_extra = [x for x in metadata.requires("jax") or () if f'"{extra}"' in x]
+    packages = [x.partition(";")[0] for x in of_extra if not x.startswith("jaxlib")]
+    quietly = ["--quiet", "--disable-pip-version-check", "--upgrade"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *quietly, "--target", folder]
+        + packages,
+        capture_output=True,
+        text=True,
+    )
     if process.returncode:
-        errors = [x for x in process.stderr.splitlines() if x.startswith("ERROR")]
-        raise OSError(f"pip could not install the compiler: {' '.join(errors)}")
+        raise OSError(f"pip could not install the compiler: {process.stderr[-300:]}")
 
 
 BAD_CONFIG_EXIT = 2  # exit code for an invalid config
-
-
-def compile_here(flags: Sequence[str]) -> dict:
-    """`compile_for` of this machine's own devices."""
-    command = [sys.executable, "-m", "fedfr_jax.cli.aot_compile", "--device=cpu"]
-    process = subprocess.run([*command, *flags], capture_output=True, text=True)
-    return _result(process, "cpu", flags)
 
 
 def compile_for(device: str, flags: Sequence[str]) -> dict:
     """Compile a config for a device: {stage: {program: result of `compile_programs`}}.
 
     Args:
-      device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`.
+      device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`; cpu is this machine.
       flags: --config=NAME, --config.key=value, --methods=A,B.
 
     Raises:
@@ -128,13 +86,13 @@ def compile_for(device: str, flags: Sequence[str]) -> dict:
       OSError: when the compiler cannot be installed.
       ChildProcessError: for any other failure, with the end of the process's output.
     """
-    kind = device_kind(device)
-    command = ["-m", "fedfr_jax.cli.aot_compile", f"--device={device}", *flags]
-    return _result(run_in(kind.extra, command, kind.environment), device, flags)
-
-
-def _result(process, device: str, flags: Sequence[str]) -> dict:
-    """Result that a process of `main` has printed, see `compile_for`."""
+    is_here = device == CPU
+    process = subprocess.run(
+        [sys.executable, "-m", MODULE, f"--device={device}", *flags],
+        capture_output=True,
+        text=True,
+        env=None if is_here else compiler_environment(parse_grid(device).kind),
+    )
     if process.returncode == BAD_CONFIG_EXIT:
         message = process.stderr.strip().splitlines()[-1]
         raise ValueError(f"the config cannot be built for {device}: {message}")
@@ -160,12 +118,11 @@ def aot_compile(
     """
     from fedfr_jax.plan.aot import compile_stages
 
-    is_here = device == "cpu"
     with (
-        contextlib.nullcontext() if is_here else topology(device),
+        contextlib.nullcontext() if device == CPU else topology(device),
         saving(save, config) if save else contextlib.nullcontext(),
     ):
-        results = compile_stages(without_images(config), methods)
+        results = compile_stages(blind_experiment(config, is_placed=True), methods)
     print(json.dumps(results))
 
 
@@ -181,16 +138,6 @@ def saving(save: str, config: ConfigDict) -> Iterator[None]:
     with programs_in(folder):
         yield
     write_stamp(folder, json.loads(config_text(config)), mesh.list_devices())
-
-
-def without_images(config: ConfigDict) -> Experiment:
-    """Build the config's experiment with black images, same `data_placement`."""
-    settings = sections(config)
-    black = without_files(settings)
-    data_placement = settings["federation"].get("data_placement", "auto")
-    federation = {**black["federation"], "data_placement": data_placement}
-    task = TASKS[settings["task"]]
-    return build_experiment(task, {**black, "federation": federation})
 
 
 def config_flags(argv: Sequence[str]) -> list[str]:

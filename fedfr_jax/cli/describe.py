@@ -88,11 +88,13 @@ def print_members(family: str, members: Mapping, name: str | None) -> None:
 
 def print_disclosures(config: ConfigDict | Mapping) -> None:
     """Print what the clients of each federated method of a config send."""
-    from fedfr_jax.cli.plan import blind_experiment
+    from fedfr_jax.cli.plan import use_virtual
     from fedfr_jax.federated.disclosure import format_disclosure
+    from fedfr_jax.plan.dummy_inputs import blind_experiment
     from fedfr_jax.plan.shapes import disclose_stage
 
-    experiment, _ = blind_experiment(config, 1)
+    use_virtual(1)
+    experiment = blind_experiment(config)
     for name in experiment.stages:
         if disclosure := disclose_stage(experiment, name):
             print(format_disclosure(name, disclosure), end="\n\n", flush=True)

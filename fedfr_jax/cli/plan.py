@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from fedfr_jax.config.build import sections
-from fedfr_jax.plan.devices import CPU, get_device
-from fedfr_jax.plan.dummy_inputs import without_files
-from fedfr_jax.plan.report import ABOUT as ASSUMED
-from fedfr_jax.plan.report import format_stage
-from fedfr_jax.plan.stages import as_numbers, plan_stage
+from fedfr_jax.plan.devices import CPU, get_device, parse_grid
+from fedfr_jax.plan.dummy_inputs import blind_experiment
+from fedfr_jax.plan.stages import (
+    ABOUT,
+    format_programs,
+    format_stage,
+    plan_stage,
+)
 from fedfr_jax.schema import check_choice
-from fedfr_jax.tasks import TASKS
-from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.text import printable
-from fedfr_jax.types import Experiment
 
 
 def plan(
@@ -53,15 +52,12 @@ def plan(
         that can be selected, up to the number of images of the largest client)
       json: FILE file to write the numbers to
     """
-    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_flags
-    from fedfr_jax.plan.report import format_programs
-    from fedfr_jax.plan.topologies import device_kind
-    from fedfr_jax.plan.topologies import num_devices as count_devices
+    from fedfr_jax.cli.aot_compile import compile_for, config_flags
 
     kind, is_grid, _ = device.partition(":")
     is_here = device == CPU
-    target = device_kind(device) if is_grid or (compile and not is_here) else None
-    is_saved = compile and (is_here or (target and target.platform == "tpu"))
+    grid = parse_grid(device) if is_grid or (compile and not is_here) else None
+    is_saved = compile and (is_here or (grid and grid.kind.platform == "tpu"))
     if save and not is_saved:
         raise ValueError(
             "fedfr plan: --save needs --compile for a grid of TPUs, or cpu, got "
@@ -78,14 +74,14 @@ def plan(
     result = print_plan(
         config,
         device=kind,
-        devices=count_devices(device) if is_grid else num_devices or 1,
+        devices=grid.num_devices if grid else num_devices or 1,
         methods=methods,
         hard_negatives=assume_hard_negatives,
     )
     if compile:
         words = config_flags(typed[1:])
         words += [f"--save={save}"] if save else []
-        compiled = compile_here(words) if is_here else compile_for(device, words)
+        compiled = compile_for(device, words)
         for name, programs in compiled.items():
             print(f"\n{format_programs(name, programs)}")
         result["compiled"] = compiled
@@ -107,29 +103,18 @@ def print_plan(
       methods: names of stages; (): all.
     """
     sheet = get_device(device)
-    experiment, table = blind_experiment(config, devices)
+    use_virtual(devices)  # before a source computes something on them
+    experiment = blind_experiment(config)
     for name in methods:
         check_choice("--methods", name, experiment.stages)
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}
     for name in methods or experiment.stages:
-        planned = plan_stage(
-            experiment, name, sheet, table=table, hard_negatives=hard_negatives
-        )
-        stages[name] = as_numbers(planned)
+        stages[name] = plan_stage(experiment, name, sheet, hard_negatives)
         print(format_stage(name, stages[name], sheet, devices), end="\n\n", flush=True)
-    print(ASSUMED)
+    print(ABOUT)
     return {"device": device, "devices": devices, "stages": stages}
-
-
-def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
-    """(experiment with black images on virtual devices, its `data_placement`)."""
-    use_virtual(devices)  # before a source computes something on them
-    settings = sections(config)
-    table = settings["federation"].get("data_placement", "auto")
-    settings = without_files(settings)
-    return build_experiment(TASKS[settings["task"]], settings), table
 
 
 def use_virtual(devices: int) -> None:

@@ -37,7 +37,7 @@ def runs(
       json: print a JSON list, with all metrics
     """
     from fedfr_jax.runs.remote import fetch_runs
-    from fedfr_jax.viewer.run_files import RunList, sort_rows
+    from fedfr_jax.runs.run_files import RunList, sort_rows
 
     rows, problems = RunList(fetch_runs(folder), metric).read(words)
     rows = sort_rows(rows, sort) if rows else rows
@@ -98,8 +98,8 @@ def report(runs: Sequence[str], *, output: str | None = None, open: bool = False
         raise ValueError("fedfr report needs a run directory: fedfr report runs/demo.")
     from fedfr_jax.files import is_url, write_text
     from fedfr_jax.runs.remote import fetch, is_reported
+    from fedfr_jax.runs.run_files import read_run
     from fedfr_jax.viewer.page import render
-    from fedfr_jax.viewer.run_files import read_run
 
     folders = [fetch(run, is_reported) for run in runs]
     is_inside = len(folders) == 1 and not is_url(runs[0])

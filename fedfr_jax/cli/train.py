@@ -183,8 +183,7 @@ def train_in(
         run_experiment(
             experiment._replace(stages=chosen),
             folder,
-            logging=logging,
-            lifecycle=Lifecycle(copy, is_asked),
+            lifecycle=Lifecycle(copy, is_asked, logging=logging),
         )
 
 

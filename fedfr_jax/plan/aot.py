@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import jax
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.many_rounds import call_shapes
@@ -20,7 +21,6 @@ from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
 from fedfr_jax.plan.shapes import server_shapes
-from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.runs.loop import longest_call
 from fedfr_jax.runs.stages import build_stage_simulation
 from fedfr_jax.schema import check_choice
@@ -38,7 +38,7 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
         mesh = build_mesh(trainer.settings, experiment.mesh)
-        epochs = build_epochs_of_stage(trainer, mesh, experiment.seed)
+        epochs = build_epochs(trainer, mesh, experiment.seed)
         first = functools.partial(trainer.init, jax.random.key(experiment.seed))
         return {"step": epochs.lower(first, trainer.dataset)}
     sim = _simulation(experiment, trainer)
@@ -48,8 +48,8 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
 
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
-    table = place_examples(experiment.task.dataset, experiment.mesh)
-    return build_stage_simulation(experiment, trainer, table)
+    dataset = place_examples(experiment.task.dataset, experiment.mesh)
+    return build_stage_simulation(experiment, trainer, dataset)
 
 
 def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Programs:
@@ -73,9 +73,9 @@ def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Prog
     return _segment_programs(sim, *arguments)
 
 
-def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
+def _segment_programs(sim, server, rows, slots, order, dataset, shared) -> Programs:
     """Lower a segment as long as the stream's memory allows, and the finish."""
-    del table
+    del dataset
     waves, lanes = slots.shape[1:3]
     # Room for as many added examples as a client has; a run makes more when needed.
     added, largest = shared[0].added_rows, int(sim.largest[0])

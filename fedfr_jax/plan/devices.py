@@ -1,4 +1,4 @@
-"""Data sheets of devices, and what a stage needs of them: memory and time.
+"""Devices: data sheets, and grids of them for XLA's compilers ("v5p:4x4x8").
 
 Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it by
 default (TF32 since the A100; one pass of bfloat16 on a TPU), and float32 with precision
@@ -7,18 +7,26 @@ HIGHEST. Links: bytes that a device sends in one direction.
 H200: nvidia.com/en-us/data-center/h200; H100 SXM: nvidia.com/en-us/data-center/h100;
 A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v5e, v5p
 and v6e: docs.cloud.google.com/tpu/docs/v5p and so on, one axis of the torus.
+
+A grid of TPUs has libtpu's name (v5p, v5e, v6e) with the chips along each axis, and the
+number of slices if there are several ("v5e:16x16:2"); of GPUs the numbers are slices,
+hosts of a slice and GPUs of a host. The compilers come with `jax[tpu]` and
+`jax[cuda12]` and do not need such a device.
 """
 
+import contextlib
+import math
+import re
 import timeit
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax.experimental import topologies
 
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.files import MEMORY
-from fedfr_jax.mesh import USABLE
-from fedfr_jax.models.flops import PASSES
+from fedfr_jax.mesh import USABLE, use_described
 from fedfr_jax.plan.program_cost import Kernel
 from fedfr_jax.schema import check_choice
 
@@ -132,50 +140,114 @@ def seconds(kernels: Iterable[Kernel], device: Device, side_by_side: int = 1) ->
     return sum(map(kernel_seconds, kernels))
 
 
-class DeviceWork(NamedTuple):
-    """Kernels of a device, and how often it runs them."""
+# Data sheet of a GPU, as XLA's compiler reads it: a text proto.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 150000000000
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 9 }
+device_description_str: "NVIDIA H200"
+"""
+NUMBER, EVEN = r"[1-9]\d*", r"([2468]|[1-9]\d*[02468])"
+PLANE, SLICES = f"{EVEN}x{EVEN}", f"(:{NUMBER})?"
+COMMON = {"JAX_PLATFORMS": "cpu"}
 
-    kernels: list[Kernel]
-    times: float
-    lanes: int = 1
-    busy: float = 1.0  # share of all devices' lanes that have a client
+
+class Kind(NamedTuple):
+    """What compiling for a kind of device takes."""
+
+    platform: str  # XLA's name
+    extra: str  # of the package jax, with the compiler
+    environment: Mapping[str, str]  # set before JAX is imported
+    grid: str  # pattern
+    target: str = ""  # text proto of a GPU
 
 
-class Requirements(NamedTuple):
-    """Requirements of a stage on each of `devices` devices."""
+# Else libtpu looks for a TPU.
+NO_TPU = {
+    **COMMON,
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several may compile at a time
+}
+# Timing kernels needs a GPU.
+NO_GPU = {**COMMON, "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+KINDS = {
+    "v5e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
+    "v5p": Kind("tpu", "tpu", NO_TPU, f"{PLANE}x{NUMBER}{SLICES}"),
+    "v6e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
+    "h200": Kind("cuda", "cuda12", NO_GPU, "x".join([NUMBER] * 3), H200),
+}
 
-    devices: int
-    parts: Mapping[str, float]  # bytes by use, without the examples
-    work: list[DeviceWork]  # of the whole stage
-    images: float  # trained in the whole stage, by all devices
-    forward: float  # FLOPs of the network and its classes on an image
-    parameters: int
-    batch_size: int  # of a step: of all devices in a central stage, else of a client
-    classes: int = 0  # with rows on the devices, in a central stage
-    clients: int = 0  # of a round on a device
-    added: int = 0  # examples that the server adds to a client's
-    lanes: int = 0  # clients at once on a device, in a federated stage
-    notes: tuple[str, ...] = ()
+
+class Grid(NamedTuple):
+    """Devices of a kind, by chips or hosts along each axis."""
+
+    name: str  # of the kind
+    kind: Kind
+    shape: str  # of a slice, such as 4x4x8
+    num_slices: int
 
     @property
-    def memory(self) -> float:
-        """Bytes on a device, without the examples."""
-        return sum(self.parts.values())
+    def num_devices(self) -> int:
+        """Number of devices of all slices."""
+        return self.num_slices * math.prod(map(int, self.shape.split("x")))
 
-    @property
-    def flops(self) -> float:
-        """FLOPs per image of everything that the stage computes."""
-        total = 0.0
-        for work in self.work:
-            flops = sum(x.times * x.flops for x in work.kernels)
-            total += work.times * work.lanes * work.busy * flops
-        return total * self.devices / max(self.images, 1)
 
-    def seconds(self, device: Device) -> float:
-        """Expected seconds of the whole stage."""
-        return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
+def parse_grid(name: str) -> Grid:
+    """Parse the name of a grid.
 
-    def utilization(self, device: Device) -> float:
-        """Model FLOPs utilization, relative to the devices' bfloat16 peak."""
-        model_flops = PASSES * self.forward * self.images
-        return model_flops / (self.seconds(device) * self.devices * device.bfloat16)
+    >>> parse_grid("v5e:16x16:2")[2:], parse_grid("h200:1x1x8").num_devices
+    (('16x16', 2), 8)
+    """
+    kind, _, grid = name.partition(":")
+    if kind not in KINDS or not re.fullmatch(KINDS[kind].grid, grid):
+        raise ValueError(
+            f"--device must be one of {', '.join(KINDS)} and its grid, such as "
+            "v5p:4x4x8, v5e:16x16:2 (two slices) or h200:1x1x8, got "
+            f"{name!r}. The first two numbers of TPUs are even, as a host has 2x2 "
+            "chips; those of GPUs are slices, hosts of a slice and GPUs of a host."
+        )
+    shape, _, num_slices = grid.partition(":")
+    return Grid(kind, KINDS[kind], shape, int(num_slices or 1))
+
+
+@contextlib.contextmanager
+def topology(name: str) -> Iterator[None]:
+    """Use the devices of a named topology (`use_described`); needs their compiler."""
+    kind_name, kind, shape, num_slices = parse_grid(name)
+    options: dict[str, Any] = {"topology_name": f"{kind_name}:{shape}"}
+    if num_slices > 1:
+        options["num_slices"] = num_slices
+    if kind.target:
+        options = {"topology": shape, "target_config": kind.target}
+    try:
+        description = topologies.get_topology_desc(platform=kind.platform, **options)
+    except Exception as error:
+        text = str(error).partition("\n")[0]
+        raise ValueError(
+            f"--device must be a known device topology, got {name!r}: {text}"
+        ) from error
+    with use_described(description.devices, memory=int(DEVICES[kind_name].capacity)):
+        yield

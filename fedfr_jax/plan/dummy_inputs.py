@@ -9,18 +9,29 @@ import inspect
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedfr_jax.config.build import sections
 from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources import open_source
 from fedfr_jax.data.sources.decoding import parse_size
 from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.models import MODELS, conv
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces.distillation import DummyTeacher
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source, is_image
+from fedfr_jax.types import (
+    GALLERY,
+    QUERY,
+    TRAIN,
+    Experiment,
+    Masks,
+    Source,
+    is_image,
+)
 
 
 class KnownSize(NamedTuple):
@@ -73,11 +84,29 @@ FILES = ("pairs", "identification", "templates", "representation")
 WEIGHTS = ("init", "weights")
 
 
-def without_files(settings: Mapping) -> dict:
-    """Replace what needs files in a config's sections, for a task to build.
+def blind_experiment(config: Any, *, is_placed: bool = False) -> Experiment:
+    """Build a config's experiment with dummy inputs in place of files.
 
     A line is printed about each replacement.
+
+    Args:
+      config: ConfigDict or mapping.
+      is_placed: whether the examples are where the config says; else they are a stream,
+        of which nothing is read.
     """
+    settings = without_files(sections(config))
+    federation = settings["federation"]
+    placement = federation.get("data_placement", AUTO)
+    if is_placed or placement not in (AUTO, "device"):  # a wrong one is an error
+        return build_experiment(TASKS[settings["task"]], settings)
+    settings["federation"] = {**federation, "data_placement": "stream"}
+    experiment = build_experiment(TASKS[settings["task"]], settings)
+    federation = experiment.federation._replace(data_placement=placement)
+    return experiment._replace(federation=federation)
+
+
+def without_files(settings: Mapping) -> dict:
+    """Replace what needs files in a config's sections, for a task to build."""
     partition = dict(settings["partition"])
     partition.pop("max_examples", None)  # its replacement may have more images
     if public := partition.get("public"):
@@ -86,10 +115,6 @@ def without_files(settings: Mapping) -> dict:
             source = dummy_images(public["source"], {})
             partition["public"]["source"] = {"name": "source_object", "source": source}
     source = dummy_images(settings["data"], partition)
-    federation = settings["federation"]
-    # A stream reads nothing until it is used.
-    if federation.get("data_placement", AUTO) in (AUTO, "device"):
-        federation = {**federation, "data_placement": "stream"}
 
     def without_weights(section):
         section = drop(section, WEIGHTS)
@@ -101,7 +126,6 @@ def without_files(settings: Mapping) -> dict:
         "partition": partition,
         "model": plain(drop(settings["model"], WEIGHTS)),
         "pretrain": without_weights(settings["pretrain"]),
-        "federation": federation,
         "evaluation": drop(settings["evaluation"], FILES),
         "methods": {k: without_weights(x) for k, x in settings["methods"].items()},
     }

@@ -63,10 +63,10 @@ def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
 
 def example_shapes(experiment: Experiment) -> Dataset:
     """ShapeDtypeStructs of the stored examples, [T, ...]."""
-    table = experiment.task.dataset
-    if isinstance(table, Stream):
-        return trees.shapes(table.example, table.num_examples)
-    return trees.shapes(table)
+    dataset = experiment.task.dataset
+    if isinstance(dataset, Stream):
+        return trees.shapes(dataset.example, dataset.num_examples)
+    return trees.shapes(dataset)
 
 
 def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
@@ -83,9 +83,9 @@ def _simulation_of_shapes(experiment, trainer) -> Simulation:
     """A trainer's simulation whose examples and key are shapes."""
     from fedfr_jax.runs.stages import build_stage_simulation  # and checkpoints with it
 
-    table = on_mesh(experiment.mesh, example_shapes(experiment))
+    dataset = on_mesh(experiment.mesh, example_shapes(experiment))
     with meshes.use_described(experiment.mesh.devices.ravel(), memory=0):
-        return build_stage_simulation(experiment, trainer, table)
+        return build_stage_simulation(experiment, trainer, dataset)
 
 
 def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
@@ -111,8 +111,8 @@ def end_shapes(experiment: Experiment, name: str) -> PyTree:
             trainer.global_model, server_shapes(experiment, name, sim)
         )
     variables = jax.eval_shape(trainer.init, jax.random.key(0))
-    if table := trainer.sharded_classes:  # without its padding
-        rows = variables["params"][table.path]
-        rows = jax.ShapeDtypeStruct((len(table.names), *rows.shape[1:]), rows.dtype)
-        variables["params"] = {**variables["params"], table.path: rows}
+    if classes := trainer.sharded_classes:  # without its padding
+        rows = variables["params"][classes.path]
+        rows = jax.ShapeDtypeStruct((len(classes.names), *rows.shape[1:]), rows.dtype)
+        variables["params"] = {**variables["params"], classes.path: rows}
     return variables

@@ -3,13 +3,12 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy import optimize
 
-from fedfr_jax.plan.central import central_needs
-from fedfr_jax.plan.devices import GIB, Device, Requirements
-from fedfr_jax.plan.federated import federated_needs
+from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
+from fedfr_jax.plan.needs import Requirements, needs_function
 from fedfr_jax.plan.shapes import example_shapes
 from fedfr_jax.types import (
     CentralTrainer,
@@ -57,73 +56,55 @@ def max_that_fits(
     return units * unit
 
 
-AUTO, STREAM = "auto", "stream"  # of config.federation.data_placement
 MIN_IMAGES = 2  # of a batch, for its statistics
 NUM_COPIES = 3  # of a resident data set: it is copied, and as much must stay free
-
-
-class StagePlan(NamedTuple):
-    """Plan of a stage on a device."""
-
-    needs: Requirements
-    examples: float  # bytes of the stored examples on a device
-    is_streamed: bool
-    fits: Mapping[str, int]  # {"batch_size": the largest that fits, ...}
-    device: Device
-
-    @property
-    def memory(self) -> float:
-        """Bytes on a device."""
-        return self.needs.memory + self.examples
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the stage fits the device."""
-        return self.memory <= self.device.capacity
 
 
 def plan_stage(
     experiment: Experiment,
     name: str,
     device: Device,
-    *,
-    table: str = AUTO,
     hard_negatives: int | None = None,
-) -> StagePlan:
-    """Plan a stage: its requirements, time, and the largest sizes that fit.
+) -> dict[str, Any]:
+    """Plan a stage: its requirements, time, and the largest sizes that fit, as JSON.
 
     Args:
       experiment: on a mesh of as many devices as the stage will have; the images of its
         sources are never read.
-      table: config.federation.data_placement.
       hard_negatives: see `federated_needs`.
     """
     needs_of = needs_function(experiment, name, hard_negatives)
     needs = needs_of()
     stored = example_shapes(experiment)
     whole = stored.num_examples * stored.example_bytes
-    is_streamed = table == STREAM or (
-        table == AUTO and NUM_COPIES * whole > device.capacity
+    federation, placement = experiment.federation, experiment.federation.data_placement
+    is_streamed = placement == "stream" or (
+        placement == "auto" and NUM_COPIES * whole > device.capacity
     )
-    size = experiment.federation.stream_buffer_gib * GIB if is_streamed else whole
+    size = federation.stream_buffer_gib * GIB if is_streamed else whole
     room = device.capacity - size
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
-    trainer = experiment.stages[name].trainer
-    fits = fitting_values(trainer, needs, needs_of, room, max_local)
-    return StagePlan(needs, size, is_streamed, fits, device)
-
-
-def needs_function(
-    experiment: Experiment, name: str, hard_negatives: int | None = None
-) -> Callable[..., Requirements]:
-    """Build (**changed numbers) -> `Requirements` of a stage."""
-    trainer = experiment.stages[name].trainer
-    if isinstance(trainer, CentralTrainer):
-        stored = example_shapes(experiment)
-        return functools.partial(central_needs, trainer, experiment.mesh, stored)
-    return functools.partial(
-        federated_needs, experiment, name, hard_negatives=hard_negatives
-    )
+    trainer, seconds = experiment.stages[name].trainer, needs.seconds(device)
+    return {
+        "kind": "federated" if needs.lanes else "central",
+        "batch_size": needs.batch_size,
+        "lanes": needs.lanes or None,
+        "classes": needs.classes or None,
+        "parameters": needs.parameters,
+        "bytes": {**needs.parts, "examples": size},
+        "total_bytes": needs.memory + size,
+        "usable_bytes": device.capacity,
+        "fits": needs.memory <= room,
+        "is_streamed": is_streamed,
+        "max_that_fit": fitting_values(trainer, needs, needs_of, room, max_local),
+        "forward_flops_per_image": needs.forward,
+        "flops_per_image": needs.flops,
+        "images": needs.images,
+        "images_per_second": needs.images / max(seconds, 1e-9),
+        "utilization": needs.utilization(device),
+        "hours": seconds / 3600,
+        "notes": list(needs.notes),
+    }
 
 
 def fitting_values(
@@ -157,27 +138,106 @@ def fitting_values(
     return fits
 
 
-def as_numbers(planned: StagePlan) -> dict[str, Any]:
-    """Convert a stage's plan to JSON."""
-    needs, device = planned.needs, planned.device
-    seconds = needs.seconds(device)
-    return {
-        "kind": "federated" if needs.lanes else "central",
-        "batch_size": needs.batch_size,
-        "lanes": needs.lanes or None,
-        "classes": needs.classes or None,
-        "parameters": needs.parameters,
-        "bytes": {**needs.parts, "examples": planned.examples},
-        "total_bytes": planned.memory,
-        "usable_bytes": device.capacity,
-        "fits": planned.has_room,
-        "is_streamed": planned.is_streamed,
-        "max_that_fit": dict(planned.fits),
-        "forward_flops_per_image": needs.forward,
-        "flops_per_image": needs.flops,
-        "images": needs.images,
-        "images_per_second": needs.images / max(seconds, 1e-9),
-        "utilization": needs.utilization(device),
-        "hours": seconds / 3600,
-        "notes": list(needs.notes),
-    }
+ABOUT = (
+    f"Expected, not measured: products at {REACHED:.0%} of their peak, the rest at "
+    f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Not "
+    "included: evaluation, checkpoints, waiting for images, and slower links between "
+    "hosts."
+)
+
+
+def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
+    """Format the plan of one stage, of `plan_stage`."""
+    size = lambda x: f"{x / GIB:10.3f} GiB"
+    lines = [f"{name}: {_describe(numbers)}"]
+    lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
+    verdict = "" if numbers["fits"] else "   DOES NOT FIT"
+    usable = f" of {numbers['usable_bytes'] / GIB:.1f}"
+    total = size(numbers["total_bytes"])
+    lines.append(f"  {'each device':46}{total}{usable}{verdict}")
+    rate = numbers["images_per_second"]
+    sizes = {k.removesuffix("_size"): x for k, x in numbers["max_that_fit"].items()}
+    fits = ", ".join(f"{k} {x:,}" for k, x in sizes.items())
+    lines += [
+        f"  {'FLOP for an image: forward, trained':46}"
+        f"{_short(numbers['forward_flops_per_image'])},"
+        f" {_short(numbers['flops_per_image'])}",
+        f"  {'images/s: all devices, each':46}{rate:,.0f}, {rate / devices:,.0f}",
+        f"  {f'MFU (of {device.bfloat16 / 1e12:,.3g} TFLOP/s)':46}"
+        f"{numbers['utilization']:.1%}",
+        f"  {'time':46}{duration(3600 * numbers['hours'])}",
+        f"  {'largest that fit, one at a time':46}{fits}",
+    ]
+    notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
+    lines += [f"  ({note})" for note in notes]
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its largest unit.
+
+    >>> duration(0.144), duration(750), duration(20_000), duration(1e6)
+    ('0.14 s', '12 min', '5.6 hours', '12 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
+
+
+def _describe(numbers):
+    parameters = f"{numbers['parameters']:,} parameters"
+    if numbers["kind"] == "central":
+        classes = numbers["classes"]
+        if classes:
+            parameters = f"{classes:,} classes, {parameters}"
+        return f"central, {numbers['batch_size']:,} images a step, {parameters}"
+    return (
+        f"federated, batches of {numbers['batch_size']:,}, lanes {numbers['lanes']}, "
+        f"{parameters}"
+    )
+
+
+def _notes(numbers):
+    location = "streamed from the host" if numbers["is_streamed"] else "on every device"
+    return [f"examples {location}", *numbers["notes"]]
+
+
+def _short(number: float) -> str:
+    """Format a number with a unit prefix: 1.23e+10 as 12.3 G."""
+    units = ["", "k", "M", "G", "T"]
+    while number >= 1000 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"
+
+
+def format_programs(name: str, programs: Mapping[str, Mapping]) -> str:
+    """Format a stage's compiled programs, see `aot.compile_programs`."""
+    lines = [_format_program(f"{name}, {k}", x) for k, x in programs.items()]
+    return "\n".join(lines)
+
+
+def _format_program(name, program):
+    if "gib" not in program:
+        return f"{name}: does not fit. {program['says']}"
+    size, step = program["gib"], program["step"] or {}
+    verdict = "" if program["fits"] else ", TOO LARGE"
+    parts = [
+        f"{size['needed']:.2f} GiB a device ({size['arguments']:.2f} arguments, "
+        f"{size['temporaries']:.2f} temporary){verdict}",
+        "collectives: " + _collectives(program["whole"]),
+    ]
+    if step:
+        parts.append(
+            f"a step: {step['kernels']} kernels, {step['convolutions']} of convolutions"
+            f", collectives: {_collectives(step)}"
+        )
+    if seconds := program["optimal_seconds"]:
+        parts.append(f"{1e3 * seconds:.2f} ms with one iteration per loop (estimate)")
+    return "\n  ".join([f"{name}:", *parts])
+
+
+def _collectives(counts):
+    items = counts["collectives"].items()
+    parts = [f"{n} {kind} ({counts['megabytes'][kind]:,.1f} MB)" for kind, n in items]
+    return ", ".join(parts) or "none"

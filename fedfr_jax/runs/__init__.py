@@ -14,6 +14,7 @@ checkpoint       checkpoints and the ledger of private rounds
 data_digest      which images a stage was trained on
 costs            communication, privacy, rounds to a target
 evaluation_record  numbers, curves and images for reports
+run_files        files of runs, read without JAX and checked by the types in records
 sinks            logs of a stage; trackers: TensorBoard, W&B and the like
 terminal         the live view; timing: seconds, goodput, speeds
 remote           runs in buckets: their manifests, claims and local copies

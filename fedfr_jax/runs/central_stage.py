@@ -22,13 +22,8 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.central.epochs import Epochs, build_epochs
-from fedfr_jax.central.settings import (
-    build_mesh,
-    build_optimizer,
-    build_step_sharding,
-    explain_memory,
-)
+from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.settings import build_mesh, explain_memory
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.models.flops import PASSES
 from fedfr_jax.runs import loop
@@ -52,14 +47,14 @@ def check_labels(trainer: CentralTrainer, classes: ShardedClasses) -> None:
         )
 
 
-def add_names(state: PyTree, table: ShardedClasses) -> PyTree:
+def add_names(state: PyTree, classes: ShardedClasses) -> PyTree:
     """Add the class names to the state, as a checkpoint stores them."""
-    text = json.dumps(table.names).encode()
+    text = json.dumps(classes.names).encode()
     return {"state": state, NAMES: np.frombuffer(text, np.uint8)}
 
 
 def restore(
-    checkpointer: Checkpointer, state: PyTree, table: ShardedClasses
+    checkpointer: Checkpointer, state: PyTree, classes: ShardedClasses
 ) -> tuple[int, PyTree] | None:
     """Restore the newest checkpoint as (step, state sharded as `state`), or None.
 
@@ -68,18 +63,18 @@ def restore(
     """
 
     def has_rows(name):  # of the class matrix, or of its optimizer state
-        return f"/{name}".endswith(f"/{table.path}")
+        return f"/{name}".endswith(f"/{classes.path}")
 
     def is_free(name):
         return name == NAMES or has_rows(name)
 
-    restored = checkpointer.restore(add_names(state, table), is_free)
+    restored = checkpointer.restore(add_names(state, classes), is_free)
     if restored is None:
         return None
     step, saved = restored
     names = json.loads(np.asarray(saved[NAMES]).tobytes())
     row_of_name = {name: i for i, name in enumerate(names)}
-    old = np.array([row_of_name.get(name, -1) for name in table.names])
+    old = np.array([row_of_name.get(name, -1) for name in classes.names])
 
     def select(path, new, saved):
         has_classes = has_rows(trees.path_name(path))
@@ -127,7 +122,7 @@ def read_central(
     """Final variables of a finished stage, as `train_central` returned; read only."""
     own_mesh = build_mesh(trainer.settings, mesh)
     with explain_memory(trainer.settings):
-        epochs = build_epochs_of_stage(trainer, own_mesh, seed)
+        epochs = build_epochs(trainer, own_mesh, seed)
         checkpointer, _, state = _restore(
             trainer, epochs, folder, seed, is_read_only=True
         )
@@ -158,7 +153,7 @@ def _train_epochs(
 ):
     """Train to the last epoch; return the state."""
     settings = trainer.settings
-    epochs = build_epochs_of_stage(trainer, own_mesh, seed)
+    epochs = build_epochs(trainer, own_mesh, seed)
     checkpointer, first, state = _restore(
         trainer, epochs, folder, seed, is_mirrored=lifecycle.is_mirrored
     )
@@ -195,8 +190,8 @@ def _save_epoch(trainer, checkpointer, epoch, state, sinks, lifecycle) -> None:
 
 
 def _with_names(state: PyTree, trainer: CentralTrainer) -> PyTree:
-    table = trainer.sharded_classes
-    return add_names(state, table) if table else state
+    classes = trainer.sharded_classes
+    return add_names(state, classes) if classes else state
 
 
 def training_flops(trainer: CentralTrainer | FederatedTrainer) -> int:
@@ -204,33 +199,14 @@ def training_flops(trainer: CentralTrainer | FederatedTrainer) -> int:
     return PASSES * trainer.count_flops() if trainer.count_flops else 0
 
 
-def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epochs:
-    """Build the trainer's epochs on the mesh of its settings."""
-    settings, table = trainer.settings, trainer.sharded_classes
-    pattern, names = (f"^{table.path}$", table.names) if table else (None, ())
-    return build_epochs(
-        trainer.loss,
-        build_optimizer(settings, trainer.num_rows),
-        trainer.batching,
-        mesh,
-        first_row=trainer.first_row,
-        num_rows=trainer.num_rows,
-        seed=seed,
-        batch_order=trainer.batch_order,
-        annotate_batch=trainer.annotate_batch,
-        step_sharding=build_step_sharding(settings, len(names), pattern),
-        class_rates=settings.class_rates,
-    )
-
-
 def _unshard(variables, trainer, mesh):
     """Gather `variables` for other stages and evaluators."""
-    whole, table = meshes.replicated(mesh), trainer.sharded_classes
-    if table is None:
+    whole, classes = meshes.replicated(mesh), trainer.sharded_classes
+    if classes is None:
         return meshes.put_global(variables, whole)
     params = variables["params"]
-    rows = meshes.fetch(params[table.path])[: len(table.names)]
-    variables = {**variables, "params": {**params, table.path: None}}
+    rows = meshes.fetch(params[classes.path])[: len(classes.names)]
+    variables = {**variables, "params": {**params, classes.path: None}}
     variables = meshes.put_global(variables, whole)
-    variables["params"][table.path] = rows
+    variables["params"][classes.path] = rows
     return variables

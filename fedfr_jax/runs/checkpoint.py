@@ -200,9 +200,9 @@ class Checkpointer:
         In those the others would wait for a process that fails. Only the first process
         compares digests.
         """
-        place = self.folder / str(step) / "default"
+        folder = self.folder / str(step) / "default"
         if self._is_alone or meshes.is_first_process():
-            if fault := manifest.difference(place):
+            if fault := manifest.difference(folder):
                 raise _damage(self.folder, step, fault)
         saved = self._manager.item_metadata(step).tree
         host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
@@ -220,7 +220,7 @@ class Checkpointer:
                 f"clients, got {difference}."
             )
         restore: Callable = self._handler.restore  # which takes any path
-        return restore(place, args=_Restore(shapes))
+        return restore(folder, args=_Restore(shapes))
 
 
 def _first_line(error: BaseException) -> str:

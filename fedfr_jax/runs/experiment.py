@@ -14,7 +14,6 @@ from fedfr_jax.runs.checkpoint import check_end
 from fedfr_jax.runs.costs import (
     PRIVACY_FILE,
     Evaluations,
-    read_metrics,
     with_spent,
 )
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
@@ -24,36 +23,31 @@ from fedfr_jax.runs.report.tables import result_table
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.terminal import show
-from fedfr_jax.runs.timing import ElapsedTime, goodput, measured_time
-from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging
-from fedfr_jax.types import CentralTrainer, Experiment, PyTree
+from fedfr_jax.runs.timing import measured_time
+from fedfr_jax.types import Experiment, PyTree
 
 
 def run_experiment(
     experiment: Experiment,
     workdir,
     *,
-    logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict:
     """Run or resume every stage; return the content of summary.json."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    clock = ElapsedTime(workdir / "seconds.json")
     write_summary(workdir / "partition.json", experiment.task.data_report)
     write_environment(workdir)
     show(experiment.task.data_report_text)
-    with measured_time(clock.uses) as times:
+    with measured_time(workdir / "seconds.json") as times:
         lifecycle = lifecycle._replace(times=times)
-        evaluations = run_stages(experiment, workdir, clock, logging, lifecycle)
-    seconds = clock.note(times.seconds)
+        evaluations = run_stages(experiment, workdir, lifecycle)
+    seconds = times.save()
     summary = summarize(workdir, evaluations) | {"seconds": seconds}
-    summary |= goodput(times.seconds, seconds)
+    summary |= times.goodput(seconds)
     write_summary(workdir / "summary.json", summary)
     show(result_table(summary))  # before the plots, which may lack a package
-    rows = {name: read_metrics(workdir / name) for name in evaluations}
-    data_report = experiment.task.data_report
-    paths = drawing.draw(evaluations, rows, workdir, data_report=data_report, say=show)
+    paths = drawing.draw(evaluations, workdir)
     images = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *images]:
         show(str(path))
@@ -64,8 +58,6 @@ def run_experiment(
 def run_stages(
     experiment: Experiment,
     workdir: pathlib.Path,
-    clock: ElapsedTime | None = None,
-    logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict[str, Evaluations]:
     """Train every stage, or read it if it is finished, and evaluate it."""
@@ -77,18 +69,14 @@ def run_stages(
     needed = {stage.init_from_stage for stage in experiment.stages.values()}
     evaluations = {}
     for name, stage in experiment.stages.items():
-        trainer, start = stage.trainer, variables[stage.init_from_stage]
-        options = workdir / name, logging, lifecycle
-        if isinstance(trainer, CentralTrainer):
-            end, evaluations[name] = stages.run_central(experiment, trainer, *options)
-        else:
-            end, evaluations[name] = stages.run_federated(
-                experiment, trainer, start, *options
-            )
+        start = variables[stage.init_from_stage]
+        end, evaluations[name] = stages.run_stage(
+            experiment, stage.trainer, start, workdir / name, lifecycle
+        )
         write_record(workdir, name, evaluations[name])
         variables[name] = end if name in needed else None
-        if clock:
-            clock.note(lifecycle.times and lifecycle.times.seconds)
+        if lifecycle.times:
+            lifecycle.times.save()
         lifecycle.saved()
     return evaluations
 

@@ -31,17 +31,18 @@ from fedfr_jax.runs.checkpoint import (
     read_ledger,
 )
 from fedfr_jax.runs.sinks import Sink, cover_logs
-from fedfr_jax.runs.timing import TimeUse, speeds
-from fedfr_jax.runs.trackers import RunInterrupted
+from fedfr_jax.runs.timing import RunTime, speeds
+from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, RunInterrupted
 from fedfr_jax.types import PyTree
 
 
 class Lifecycle(NamedTuple):
-    """Hooks of a run for its loops over rounds or epochs."""
+    """What a run does beside its rounds or epochs: logs, copies, an early end."""
 
     copy: Callable[[], None] | None = None  # uploads a run in a bucket after a save
     is_asked_to_end: Callable[[], bool] = lambda: False  # in this process
-    times: TimeUse | None = None
+    times: RunTime | None = None
+    logging: Logging = DEFAULT_LOGGING
 
     @property
     def is_mirrored(self) -> bool:
@@ -89,10 +90,9 @@ class StageState(NamedTuple):
 
 
 class RunOutputs(NamedTuple):
-    """Outputs of a stage's rounds: store, checkpoints, evaluation, sinks."""
+    """What becomes of a stage's rounds: checkpoints, evaluations, numbers for sinks."""
 
-    store: Store
-    checkpointer: Checkpointer
+    stage: StageState
     # (server, store) -> {name: number}, called when due
     evaluate: Callable[[PyTree, Store], dict[str, float]]
     federation: Federation = Federation()  # when something is due
@@ -147,8 +147,8 @@ def train(
       servers: of the S members of a sweep [S, ...], of a single run without an axis.
       outputs: of each run; the first one's say when something is due.
     """
-    first_outputs, stores = outputs[0], [x.store for x in outputs]
-    checkpointer, lifecycle = first_outputs.checkpointer, first_outputs.lifecycle
+    first_outputs, stores = outputs[0], [x.stage.store for x in outputs]
+    checkpointer, lifecycle = first_outputs.stage.checkpointer, first_outputs.lifecycle
     max_rounds = longest_call(first_outputs.federation, num_rounds - first_round)
     warning = ""
     for first, end in calls_of_rounds(first_outputs, first_round, num_rounds):
@@ -165,20 +165,11 @@ def train(
         seconds = (time.perf_counter() - started) / len(outputs) / count
         warning = warning or warn_of_clipping(checkpointer.stage, first, logs[0])
         for s, logs_of_run in enumerate(logs):
-            sim, server = runs.sims[s], runs.member(servers, s)
+            server, last = runs.member(servers, s), num_rounds - 1
             for round, log in enumerate(logs_of_run, first):
-                timing = _round_timing(sim, outputs[s], log, seconds)
-                is_end = {"is_end_of_call": round == end - 1}
-                save_round(
-                    sim,
-                    outputs[s],
-                    round,
-                    num_rounds - 1,
-                    server,
-                    log,
-                    timing,
-                    **is_end,
-                )
+                is_end = round == end - 1
+                timing = _round_timing(outputs[s], log, seconds)
+                save_round(outputs[s], round, last, server, log, timing, is_end)
     return servers
 
 
@@ -200,10 +191,10 @@ def warn_of_clipping(stage: str, first: int, logs: Sequence[RoundLog]) -> str:
 
 
 def _round_timing(
-    sim: Simulation, outputs: RunOutputs, log: RoundLog, seconds: float
+    outputs: RunOutputs, log: RoundLog, seconds: float
 ) -> dict[str, float]:
     """Seconds of a round, what it computed per second, and its wait for examples."""
-    timing = {"seconds": seconds}
+    timing, sim = {"seconds": seconds}, outputs.stage.sim
     if outputs.flops_per_image is not None:
         steps = log.metrics["steps"]
         timing |= speeds(
@@ -239,15 +230,13 @@ def calls_of_rounds(
 
 
 def save_round(
-    sim: Simulation,
     outputs: RunOutputs,
     round: int,
     last: int,
     server: PyTree,
     log: RoundLog,
     extra: Mapping[str, float],
-    *,
-    is_end_of_call: bool = True,
+    is_end_of_call: bool,
 ) -> None:
     """Save a round: its metrics, `extra`, and a checkpoint if due.
 
@@ -255,10 +244,11 @@ def save_round(
       is_end_of_call: whether `server` is the state after this round, not a later one.
     """
     federation, lifecycle = outputs.federation, outputs.lifecycle
+    stage, checkpointer = outputs.stage, outputs.stage.checkpointer
     scalars = {**summarize(log), **extra}
     if is_due(federation.evaluate_every, round, last):
         with lifecycle.timed("evaluation"):
-            scalars.update(outputs.evaluate(server, outputs.store))
+            scalars.update(outputs.evaluate(server, stage.store))
     # Before the checkpoint: a resume drops a line that is written twice, but
     # cannot restore one that was never written.
     for sink in outputs.sinks:
@@ -268,14 +258,14 @@ def save_round(
     is_saved = must_end or is_due(federation.checkpoint_every, round, last)
     if is_saved:
         with lifecycle.timed("checkpoint"):
-            with _with_advice(f"round {round + 1}", outputs.checkpointer):
-                outputs.store.flush(round + 1)
+            with _with_advice(f"round {round + 1}", checkpointer):
+                stage.store.flush(round + 1)
             cover_logs(outputs.sinks)
-            files = ledger_files(sim.accountant, round + 1)
-            outputs.checkpointer.save(round + 1, server, files=files)
+            files = ledger_files(stage.sim.accountant, round + 1)
+            checkpointer.save(round + 1, server, files=files)
             lifecycle.saved()
     if must_end:
-        raise interrupted(outputs.checkpointer, f"round {round + 1}")
+        raise interrupted(checkpointer, f"round {round + 1}")
 
 
 def interrupted(checkpointer: Checkpointer, done: str) -> RunInterrupted:

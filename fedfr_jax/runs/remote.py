@@ -40,11 +40,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Interval
-from pydantic import Strict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    Strict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from fedfr_jax.files import cache_folder, check_bytes, digest_of_file, is_url
-from fedfr_jax.json_files import broken_rule, parse_json
-from fedfr_jax.manifest import DIGEST, is_plain
+from fedfr_jax.json_files import broken_rule
+from fedfr_jax.manifest import DIGEST, PlainPath, is_plain
 from fedfr_jax.runs import locks
 from fedfr_jax.text import printable, without_secrets
 
@@ -76,19 +83,33 @@ class StoredFile(NamedTuple):
     modified: Annotated[float, Strict(), Interval(ge=0, lt=2**33)]  # seconds since 1970
     upload: Annotated[str, StringConstraints(pattern=f"^{UPLOAD}$")] = ""  # of a claim
 
-    def place(self, path: str) -> str:
+    def object_path(self, path: str) -> str:
         """Path of the object that holds the file `path`."""
         return f"{OBJECTS}/{self.upload}/{path}"
 
 
-STORED_FILES = TypeAdapter(dict[str, StoredFile])
+Files = Mapping[str, StoredFile]  # by path
+
+
+def _no_file_in_a_file(files: Files) -> Files:
+    for path in files:
+        parts = path.split("/")
+        if {"/".join(parts[:depth]) for depth in range(1, len(parts))} & files.keys():
+            raise PydanticCustomError(
+                "path", "Input should be files, none below another"
+            )
+    return files
 
 
 class Manifest(NamedTuple):
     """Files of a run, or the claim whose files they are."""
 
-    files: dict[str, StoredFile]  # by path in the run's folder
-    after: str | None = None  # None: `files` are this claim's own
+    files: Annotated[dict[PlainPath, StoredFile], AfterValidator(_no_file_in_a_file)]
+    # None: `files` are this claim's own
+    after: Annotated[str, StringConstraints(pattern=f"^{CLAIM}$")] | None = None
+
+
+MANIFEST = TypeAdapter(Manifest)
 
 
 def claim_of(name: str) -> str | None:
@@ -117,8 +138,7 @@ def next_claim(newest: str | None) -> str:
 def dump_manifest(manifest: Manifest) -> bytes:
     """Text of a manifest."""
     files = {path: entry._asdict() for path, entry in manifest.files.items()}
-    value = {"files": files} if manifest.after is None else {"after": manifest.after}
-    return json.dumps(value, indent=1).encode()
+    return json.dumps({"files": files, "after": manifest.after}, indent=1).encode()
 
 
 def parse_manifest(data: bytes, claim: str, origin: str) -> Manifest:
@@ -127,39 +147,17 @@ def parse_manifest(data: bytes, claim: str, origin: str) -> Manifest:
     Raises:
       ValueError: naming `origin`, the first entry that is not as it must be, and why.
     """
-    value = parse_json(data, origin)
     try:
-        if (after := value.get("after")) is None:
-            return Manifest(
-                _check_paths(STORED_FILES.validate_python(value.get("files")))
-            )
-        if isinstance(after, str) and re.fullmatch(CLAIM, after) and after < claim:
-            return Manifest({}, after)
-        rule, got = "an earlier claim", after
+        manifest = MANIFEST.validate_json(data)
+        if manifest.after is None or manifest.after < claim:
+            return manifest
+        rule = "after must be an earlier claim"
     except ValidationError as error:
-        rule, got = "files as this library lists them", broken_rule(error)
-    except _WrongPath as error:
-        rule, got = "plain paths of files below the run's folder", str(error)
+        rule = broken_rule(error)
     raise ValueError(
-        f"{origin} must have {rule}, got {ascii(got)[:80]}. Nothing was downloaded; if "
-        "the run is yours, put back an older version of this file."
+        f"{origin} must list the files of a run, but {rule}. Nothing was downloaded; "
+        "if the run is yours, put back an older version of this file."
     )
-
-
-class _WrongPath(ValueError):
-    """A path that leads out of the folder, or through a file."""
-
-
-def _check_paths(files: dict[str, StoredFile]) -> dict[str, StoredFile]:
-    for path in files:
-        parts = path.split("/")
-        folders = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        if not is_plain(path) or folders & files.keys():
-            raise _WrongPath(path)
-    return files
-
-
-Files = Mapping[str, StoredFile]  # by path
 
 
 def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path:
@@ -246,9 +244,9 @@ class Mirror:
                     path.rmdir()
             wrong = [k for k, x in missing.items() if not self._keep(k, x, folder / k)]
         if wrong:
-            place = missing[wrong[0]].place(wrong[0])
+            path = missing[wrong[0]].object_path(wrong[0])
             raise OSError(
-                f"{self.url}/{place} must have its sha256 in the manifest, got other "
+                f"{self.url}/{path} must have its sha256 in the manifest, got other "
                 "bytes (damaged, or changed by hand). Put back an older version of it, "
                 f"or the file in {self.folder} of the machine that wrote it; all other "
                 "files are in that folder here."
@@ -267,15 +265,15 @@ class Mirror:
     def _get(self, files: Files, folder: pathlib.Path) -> None:
         """Download the files that have the size of their entries."""
         found = self._find() if files else {}
-        places = {}
+        objects = {}
         for path, entry in files.items():
-            there = found.get(entry.place(path), {})
+            there = found.get(entry.object_path(path), {})
             if there.get("type") == "file" and there.get("size") == entry.size:
-                places[entry.place(path)] = folder / path
-        for path in places.values():
+                objects[entry.object_path(path)] = folder / path
+        for path in objects.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        if places:
-            self._fs.get([*places], [*map(str, places.values())])
+        if objects:
+            self._fs.get([*objects], [*map(str, objects.values())])
 
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
@@ -324,30 +322,29 @@ class Mirror:
             self._write_manifest(Manifest(files))
         self._check_newest(self._claim)
         with explained(self.url, "written"):
-            self._remove_unlisted(listed, files)
+            self._remove_unlisted(files)
 
     def _put(self, files: Files) -> None:
         if files:
-            places = [entry.place(path) for path, entry in files.items()]
-            self._fs.put([str(self.folder / path) for path in files], places)
+            objects = [entry.object_path(path) for path, entry in files.items()]
+            self._fs.put([str(self.folder / path) for path in files], objects)
 
-    def _remove_unlisted(self, before: Files, files: Files) -> None:
+    def _remove_unlisted(self, files: Files) -> None:
         """Remove earlier manifests, and objects of this and earlier claims."""
-        uploads = {entry.upload for entry in files.values()}
-        gone, gone_folders = {x.place(path) for path, x in before.items()}, set()
+        claims = filter(None, map(claim_of, self._list()))
+        gone = {name_of(claim) for claim in claims if claim < self._claim}
+        uploads, folders = {entry.upload for entry in files.values()}, set()
         for path in self._find(OBJECTS):
             upload = path.split("/")[1]
-            if (claim := claim_of_upload(upload)) and claim <= self._claim:
-                kept = upload in uploads
-                gone.add(path) if kept else gone_folders.add(f"{OBJECTS}/{upload}")
-        claims = filter(None, map(claim_of, self._list()))
-        gone |= {name_of(claim) for claim in claims if claim < self._claim}
-        gone -= {entry.place(path) for path, entry in files.items()}
-        gone = {x for x in gone if "/".join(x.split("/")[:2]) not in gone_folders}
-        for paths, recursive in ((gone, False), (gone_folders, True)):
+            claim = claim_of_upload(upload)
+            if claim is not None and claim <= self._claim:
+                is_kept = upload in uploads
+                gone.add(path) if is_kept else folders.add(f"{OBJECTS}/{upload}")
+        gone -= {entry.object_path(path) for path, entry in files.items()}
+        for paths in (gone, folders):
             with contextlib.suppress(FileNotFoundError):  # removed by another process
                 if paths:
-                    self._fs.rm(sorted(paths), recursive=recursive)
+                    self._fs.rm(sorted(paths), recursive=paths is folders)
 
     def files(self) -> dict[str, StoredFile]:
         """Return {path: entry} of the local copy's files, without links to others."""
@@ -411,6 +408,17 @@ class Mirror:
                     f"device {entry['name']!r}. Remove it."
                 )
         return [*filter(None, (entry["name"].strip("/") for entry in found))]
+
+    def find_runs(self) -> list[str]:
+        """Paths of the runs below the URL; "" is the URL itself."""
+        with explained(self.url, "read"):
+            self._fs.invalidate_cache()  # or a list stays as it was
+            levels = ("*/" * depth for depth in range(DEPTH + 1))
+            patterns = (f"{level}MANIFEST*.json" for level in levels)
+            found = [path for pattern in patterns for path in self._fs.glob(pattern)]
+        folders = (path.rpartition("/") for path in found)
+        runs = {folder for folder, _, name in folders if claim_of(name)}
+        return sorted(x for x in runs if not x or is_plain(x))
 
     def _find(self, place: str = "") -> Any:
         """{path: what the bucket says} of all objects below a folder of the run."""
@@ -568,21 +576,31 @@ def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder
     if not is_url(workdir):
         yield RunFolder(pathlib.Path(workdir))
         return
-    mirror = Mirror(str(workdir), copy_folder(str(workdir), process))
-    if not process:
-        mirror.check_writable()
-    mirror.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = locks.lock_to_write(mirror.folder.parent, MARK)
-    except locks.RunInUse:
-        raise locks.RunInUse(
-            f"{mirror.url} is in use by another process of this machine. Wait for it, "
-            "or choose another --workdir."
-        ) from None
-    with lock:
+    url = str(workdir)
+    with contextlib.ExitStack() as stack:
+        try:
+            copy = _locked_copy(url, "run", process, waits=False)
+            mirror = stack.enter_context(copy)
+        except locks.RunInUse:
+            raise locks.RunInUse(
+                f"{without_secrets(url)} is in use by another process of this machine. "
+                "Wait for it, or choose another --workdir."
+            ) from None
         if not process:
+            mirror.check_writable()
             mirror.refresh()
         yield RunFolder(mirror.folder, mirror)
+
+
+@contextlib.contextmanager
+def _locked_copy(
+    url: str, use: str, process: int = 0, *, waits: bool = True
+) -> Iterator[Mirror]:
+    """A run in a bucket, whose copy no other process uses in the block."""
+    mirror = Mirror(url, copy_folder(url, process, use=use))
+    mirror.folder.mkdir(parents=True, exist_ok=True)
+    with locks.lock_to_write(mirror.folder.parent, MARK, waits=waits):
+        yield mirror
 
 
 def fetch(
@@ -602,11 +620,9 @@ def fetch(
 def _fetch_copy(
     url: str, is_wanted: Callable[[str], bool] | None, process: int = 0
 ) -> Mirror:
-    mirror = Mirror(url, copy_folder(url, process, use="read"))
-    if not mirror.is_there():
-        raise ValueError(f"{mirror.url} must be a run, got no manifest there.")
-    mirror.folder.mkdir(parents=True, exist_ok=True)
-    with locks.lock_to_write(mirror.folder.parent, MARK, waits=True):
+    with _locked_copy(url, "read", process) as mirror:
+        if not mirror.is_there():
+            raise ValueError(f"{mirror.url} must be a run, got no manifest there.")
         if is_wanted is None:
             mirror.refresh()
         else:
@@ -657,10 +673,9 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
     """
     if not is_url(folder):
         return pathlib.Path(folder)
-    url, copy = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
-    copy.mkdir(parents=True, exist_ok=True)
-    with locks.lock_to_write(copy.parent, MARK, waits=True):
-        names = _find_runs(url)
+    url = str(folder).rstrip("/")
+    with _locked_copy(url, "list") as bucket:
+        copy, names = bucket.folder, bucket.find_runs()
         for path in copy.rglob("config.json"):
             if path.parent not in {copy / name for name in names}:
                 shutil.rmtree(path.parent)  # of a run that is gone
@@ -674,15 +689,3 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
                 text = printable(without_secrets(str(error)))
                 print(text, file=sys.stderr, flush=True)
     return copy
-
-
-def _find_runs(url: str) -> list[str]:
-    """Paths of the runs below a URL; "" is the URL itself."""
-    fs = open_folder(url)
-    with explained(url, "read"):
-        fs.invalidate_cache()  # or a list stays as it was
-        levels = ("*/" * depth for depth in range(DEPTH + 1))
-        found = [path for level in levels for path in fs.glob(f"{level}MANIFEST*.json")]
-    folders = (path.rpartition("/") for path in found)
-    runs = {folder for folder, _, name in folders if claim_of(name)}
-    return sorted(x for x in runs if not x or is_plain(x))

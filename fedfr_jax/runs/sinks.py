@@ -57,18 +57,17 @@ class JsonlSink(Sink):
     the line's "not_finite" key.
     """
 
-    def __init__(self, path: str | os.PathLike, *, resume_step: int | None = None):
+    def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
         """Open the file, repair its end, and drop the rounds after `resume_step`.
 
         Args:
           path: the file; its folder is created.
-          resume_step: rounds that are done: lines of later ones are dropped, so 0
-            starts afresh; None keeps all.
+          resume_step: number of rounds that are done; 0 starts afresh.
         """
         self.path = path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = b""
-        if resume_step != 0:
+        if resume_step:
             with contextlib.suppress(FileNotFoundError):
                 text = _lines_until(path, resume_step)
         self._size, self._sha256 = len(text), hashlib.sha256(text)
@@ -165,11 +164,10 @@ def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dic
     return parse_json_lines(data, path, "round", int, torn=True)
 
 
-def _lines_until(path: pathlib.Path, last: int | None) -> bytes:
-    """Lines of a log up to the round `last`, all of them covered; None: all lines."""
-    rows = read_jsonl(path, is_covered=last is not None)
-    kept = [row for row in rows if last is None or row["round"] <= last]
-    return "".join(map(_line, kept)).encode()
+def _lines_until(path: pathlib.Path, last: int) -> bytes:
+    """Lines of a log up to the round `last`, all of them covered."""
+    rows = read_jsonl(path, is_covered=True)
+    return "".join(_line(row) for row in rows if row["round"] <= last).encode()
 
 
 def _line(row: Mapping[str, Any]) -> str:

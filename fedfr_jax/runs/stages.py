@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -36,7 +36,7 @@ from fedfr_jax.runs.costs import Evaluations, note_privacy, with_spent
 from fedfr_jax.runs.evaluation_record import with_prefix
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle, StageState
 from fedfr_jax.runs.sinks import Sink
-from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
+from fedfr_jax.runs.trackers import open_sinks
 from fedfr_jax.schema import check_choice, naming
 from fedfr_jax.types import (
     CentralTrainer,
@@ -96,8 +96,8 @@ def start_stage(
     Args:
       is_read_only, is_mirrored: as of `loop.resume`.
     """
-    table = place_examples(experiment.task.dataset, experiment.mesh)
-    sim = build_stage_simulation(experiment, trainer, table)
+    dataset = place_examples(experiment.task.dataset, experiment.mesh)
+    sim = build_stage_simulation(experiment, trainer, dataset)
     server = start_simulation(sim, trainer.init_variables(variables))
     state = loop.resume(
         sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
@@ -106,13 +106,13 @@ def start_stage(
 
 
 def build_stage_simulation(
-    experiment: Experiment, trainer: FederatedTrainer, table
+    experiment: Experiment, trainer: FederatedTrainer, dataset
 ) -> Simulation:
     """Build the simulation of a trainer on the experiment's clients."""
     return build_simulation(
         trainer.algorithm,
         experiment.batching,
-        table,
+        dataset,
         experiment.task.population,
         mesh=experiment.mesh,
         clients_per_device=experiment.federation.clients_per_device,
@@ -158,16 +158,54 @@ def read_end(
 # Training.
 
 
-def run_central(
+class StageTraining(NamedTuple):
+    """A stage to be trained from the round or epoch `first` to its `end`."""
+
+    first: int
+    end: int
+    run: Callable[[list[Sink]], EndedStage]  # trains, or reads it if finished
+
+
+def run_stage(
     experiment: Experiment,
-    trainer: CentralTrainer,
+    trainer: FederatedTrainer | CentralTrainer,
+    start: PyTree | None,
     folder: pathlib.Path,
-    logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
-    """Train a central stage, or read it if finished: (its variables, evaluations)."""
-    first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
-    with open_training(folder, end, first, logging=logging) as sinks:
+    """Train a stage, or read it if finished: (global model, evaluations).
+
+    Args:
+      start: variables of the stage that this one starts from, if any.
+    """
+    is_central = isinstance(trainer, CentralTrainer)
+    if is_central:
+        training = central_training(experiment, trainer, folder, lifecycle)
+    else:
+        training = _federated_training(experiment, trainer, start, folder, lifecycle)
+    with open_training(
+        folder,
+        training.end,
+        training.first,
+        logging=lifecycle.logging,
+        has_clients=not is_central,
+    ) as sinks:
+        ended = training.run(sinks)
+        with lifecycle.timed("evaluation"):
+            evaluations = save_and_evaluate(experiment, trainer, ended.models, folder)
+        logged = () if is_central else _during_training(experiment)
+        late = {name: x for name, x in evaluations.items() if name not in logged}
+        for sink in sinks if late else ():
+            sink.result(training.end - 1, with_prefix(late))
+    return ended.variables, with_spent(experiment, evaluations, folder, ended.state)
+
+
+def central_training(
+    experiment: Experiment, trainer, folder, lifecycle: Lifecycle = DEFAULT_LIFECYCLE
+) -> StageTraining:
+    """A central stage to be trained."""
+
+    def run(sinks):
         variables = train_central(
             trainer,
             experiment.mesh,
@@ -176,49 +214,35 @@ def run_central(
             sinks=sinks,
             lifecycle=lifecycle,
         )
-        stage = _ended_central(trainer, variables)
-        with lifecycle.timed("evaluation"):
-            evaluations = save_and_evaluate(experiment, trainer, stage.models, folder)
-        send_results(sinks, end, evaluations)
-    return variables, evaluations
+        return _ended_central(trainer, variables)
+
+    first = max(checkpoint_numbers(folder), default=0)
+    return StageTraining(first, trainer.settings.epochs, run)
 
 
-def run_federated(
-    experiment: Experiment,
-    trainer: FederatedTrainer,
-    start: PyTree | None,
-    folder: pathlib.Path,
-    logging: Logging = DEFAULT_LOGGING,
-    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
-) -> tuple[PyTree, Evaluations]:
-    """Train a method, or read it if finished: (global model, evaluations).
-
-    Args:
-      start: variables of the stage that this one starts from, if any.
-    """
+def _federated_training(experiment, trainer, start, folder, lifecycle) -> StageTraining:
     state = start_stage(
         experiment, trainer, start, folder, is_mirrored=lifecycle.is_mirrored
     )
     rounds = affordable_rounds(state.sim.accountant, experiment.federation.rounds)
-    end = read_end(trainer, rounds, folder)
     note_privacy(state.sim.accountant, folder)
-    with open_training(
-        folder, end, state.first, logging=logging, has_clients=True
-    ) as sinks:
+
+    def run(sinks):
         outputs = stage_outputs(experiment, trainer, state, sinks)._replace(
             lifecycle=lifecycle, flops_per_image=training_flops(trainer)
         )
-        server = _train_rounds(trainer, state, outputs, rounds)
+        server = _train_rounds(trainer, outputs, rounds)
+        state.checkpointer.close()
         state.store.keep_newest()  # the last checkpoint is whole
-        stage = _ended_federated(experiment, trainer, state._replace(server=server))
-        with lifecycle.timed("evaluation"):
-            evaluations = save_and_evaluate(experiment, trainer, stage.models, folder)
-        evaluators = experiment.task.evaluators
-        in_last_round = {k for k, x in evaluators.items() if x.during_training}
-        late = {k: x for k, x in evaluations.items() if k not in in_last_round}
-        send_results(sinks, end, late)
-    state.checkpointer.close()
-    return stage.variables, with_spent(experiment, evaluations, folder, stage.state)
+        return _ended_federated(experiment, trainer, state._replace(server=server))
+
+    return StageTraining(state.first, read_end(trainer, rounds, folder), run)
+
+
+def _during_training(experiment: Experiment) -> dict[str, Evaluator]:
+    """Evaluators of rounds, and not only of the trained stage."""
+    evaluators = experiment.task.evaluators.items()
+    return {name: x for name, x in evaluators if x.during_training}
 
 
 @contextlib.contextmanager
@@ -238,37 +262,28 @@ def open_training(
         yield sinks
 
 
-def send_results(sinks: list[Sink], end: int, evaluations: Evaluations) -> None:
-    """Send the evaluations after the last round to the sinks."""
-    if numbers := with_prefix(evaluations):
-        for sink in sinks:
-            sink.result(end - 1, numbers)
-
-
 def stage_outputs(
     experiment: Experiment, trainer: FederatedTrainer, state: StageState, sinks
 ) -> loop.RunOutputs:
     """Outputs of a method's rounds."""
-    evaluators = experiment.task.evaluators.items()
-    during_training = {name: x for name, x in evaluators if x.during_training}
+    evaluators = _during_training(experiment)
 
     def evaluate_models(server, store):
         models = trained_models(experiment, trainer, state.sim, server, store)
-        return with_prefix(evaluate(during_training, models))
+        return with_prefix(evaluate(evaluators, models))
 
-    return loop.RunOutputs(
-        state.store, state.checkpointer, evaluate_models, experiment.federation, sinks
-    )
+    return loop.RunOutputs(state, evaluate_models, experiment.federation, sinks)
 
 
-def _train_rounds(trainer, state: StageState, outputs, rounds: int) -> PyTree:
+def _train_rounds(trainer, outputs: loop.RunOutputs, rounds: int) -> PyTree:
     """Train the rounds to come, and a final adaptation; return the last server."""
-    first, adaptation = state.first, trainer.final_adaptation
-    adapted = adaptation and final_simulation(state.sim, adaptation, rounds)
-    server = loop.train(state.sim.runs, state.server, [outputs], first, rounds)
-    if adapted:
-        first = max(first, rounds)
-        server = loop.train(adapted.runs, server, [outputs], first, rounds + 1)
+    state, adaptation = outputs.stage, trainer.final_adaptation
+    sim = adaptation and final_simulation(state.sim, adaptation, rounds)
+    server = loop.train(state.sim.runs, state.server, [outputs], state.first, rounds)
+    if sim:
+        first, adapted = max(state.first, rounds), state._replace(sim=sim)
+        outputs = outputs._replace(stage=adapted)
+        server = loop.train(sim.runs, server, [outputs], first, rounds + 1)
     return server
 
 

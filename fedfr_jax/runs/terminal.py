@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from rich import progress
@@ -16,6 +16,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.text import printable
 
+SHOWN = ("loss", "seconds")  # numbers of a round
 MAX_SHOWN = 4  # evaluated metrics in the live view
 LINE_SECONDS = 1.0  # between two plain lines; the last round is always shown
 
@@ -26,14 +27,10 @@ class View(Sink):
     Args:
       total: rounds of the whole run.
       name: of the stage.
-      metrics: names to show, in this order; () shows all.
     """
 
-    def __init__(
-        self, total: int, name: str, metrics: tuple[str, ...], console: Console
-    ):
-        self._total, self._name, self._metrics = total, name, metrics
-        self._console = console
+    def __init__(self, total: int, name: str, console: Console):
+        self._total, self._name, self._console = total, name, console
 
 
 class LineView(View):
@@ -48,7 +45,7 @@ class LineView(View):
         if now - self._last < LINE_SECONDS and step + 1 < self._total:
             return
         self._last = now
-        numbers = shown_numbers(scalars, self._metrics)
+        numbers = shown_numbers(scalars, SHOWN)
         rounds = f"{step + 1}/{self._total}  {now - self._start:.0f} s"
         self._print(f"{self._name} {rounds}  {numbers}".rstrip())
 
@@ -81,14 +78,13 @@ class LiveView(View):
         return Group(self._bar, *lines)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._numbers = shown_numbers(scalars, self._metrics)
+        self._numbers = shown_numbers(scalars, SHOWN)
         if epsilon := scalars.get("epsilon"):
             self._numbers += f"  epsilon {epsilon:.3g}"
         self._speed = "  ".join([*speeds(scalars), memory_text()])
         evaluated = {k: x for k, x in scalars.items() if "/" in k}
         if evaluated:
-            shown = tuple(evaluated)[:MAX_SHOWN]
-            numbers = shown_numbers(evaluated, shown)
+            numbers = shown_numbers(evaluated, [*evaluated][:MAX_SHOWN])
             self._evaluated = f"round {step + 1}: {numbers}"
         self._bar.update(self._task, completed=step + 1)
         self._live.refresh()
@@ -102,26 +98,18 @@ class LiveView(View):
         self._live.stop()
 
 
-def open_view(
-    kind: str,
-    total: int,
-    name: str,
-    metrics: tuple[str, ...] = (),
-    console: Console | None = None,
-) -> Sink:
+def open_view(kind: str, total: int, name: str, console: Console | None = None) -> Sink:
     """Open the view `kind`: auto, lines or quiet; auto is live on a terminal."""
     if kind == "quiet":
         return Sink()
     console = console or Console()
     is_live = kind == "auto" and console.is_terminal
-    return (LiveView if is_live else LineView)(total, name, metrics, console)
+    return (LiveView if is_live else LineView)(total, name, console)
 
 
-def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
+def shown_numbers(scalars: Mapping[str, float], names: Sequence[str]) -> str:
     """Format numbers by name, with a warning for a round in which no client trained."""
-    text = "  ".join(
-        f"{n} {float(scalars[n]):.4g}" for n in names or tuple(scalars) if n in scalars
-    )
+    text = "  ".join(f"{n} {float(scalars[n]):.4g}" for n in names if n in scalars)
     if scalars.get("steps") == 0:  # of federated rounds
         text += "  no client took a step: none has a whole batch"
     return text

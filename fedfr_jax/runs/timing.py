@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 
@@ -16,37 +16,29 @@ EVENTS = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")
 EVENTS += ("backend_compile_duration",)  # the last includes reading a kept program
 
 
-class ElapsedTime:
-    """Elapsed seconds of a run, including interrupted starts, in a file of it."""
+class RunTime:
+    """Seconds of all starts of a run: in total, and for each of USES.
+
+    Args:
+      path: file of the run that keeps them.
+    """
 
     def __init__(self, path: pathlib.Path):
         self._path, self._started = path, time.perf_counter()
         stored = manifest.read_object(path) if path.exists() else {}
-        self._before, self.uses = stored.get("seconds", 0.0), stored.get("uses", {})
+        self._before, uses = stored.get("seconds", 0.0), stored.get("uses", {})
+        self.uses = {use: float(uses.get(use, 0.0)) for use in USES}
+        self._spans, self._lock = [], threading.Lock()  # of compiling, in order
 
-    def note(self, uses: Mapping[str, float] | None = None, *, share: int = 1) -> float:
-        """Total seconds so far, which are also saved.
+    def save(self, *, share: int = 1) -> float:
+        """Save the seconds so far; return the total.
 
         Args:
-          uses: {use: seconds}, including earlier starts.
           share: number of runs that share the seconds of this start.
         """
         total = self._before + (time.perf_counter() - self._started) / share
-        self.uses = self.uses if uses is None else {**uses}
         write_summary(self._path, {"seconds": total, "uses": self.uses})
         return total
-
-
-class TimeUse:
-    """Seconds of a run for each of USES.
-
-    Args:
-      before: those of the run's earlier starts.
-    """
-
-    def __init__(self, before: Mapping[str, float]):
-        self.seconds = {use: float(before.get(use, 0.0)) for use in USES}
-        self._spans, self._lock = [], threading.Lock()  # of compiling, in order
 
     @contextlib.contextmanager
     def timed(self, use: str) -> Iterator[None]:
@@ -57,14 +49,14 @@ class TimeUse:
         finally:
             seconds = time.perf_counter() - begin
             compiled = self._compiled_since(begin)
-            self.seconds["compile"] += compiled
-            self.seconds[use] += max(seconds - compiled, 0.0)
+            self.uses["compile"] += compiled
+            self.uses[use] += max(seconds - compiled, 0.0)
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Move seconds from one use to another."""
-        seconds = min(seconds, self.seconds[source])
-        self.seconds[source] -= seconds
-        self.seconds[target] += seconds
+        seconds = min(seconds, self.uses[source])
+        self.uses[source] -= seconds
+        self.uses[target] += seconds
 
     def _compiled_since(self, begin: float) -> float:
         with self._lock:
@@ -83,27 +75,29 @@ class TimeUse:
                 start = min(start, self._spans.pop()[0])
             self._spans.append((start, end))
 
+    def goodput(self, total: float) -> dict:
+        """{"goodput": share of training, "time_shares": {use: share, "other": rest}}.
+
+        Args:
+          total: seconds of the run.
+        """
+        shares = {use: round(x / max(total, 1e-9), 4) for use, x in self.uses.items()}
+        other = round(max(1.0 - sum(shares.values()), 0.0), 4)
+        return {
+            "goodput": shares["training"],
+            "time_shares": {**shares, "other": other},
+        }
+
 
 @contextlib.contextmanager
-def measured_time(before: Mapping[str, float]) -> Iterator[TimeUse]:
-    """Yield a `TimeUse` that records compilations within the block."""
-    times = TimeUse(before)
+def measured_time(path: pathlib.Path) -> Iterator[RunTime]:
+    """Yield a `RunTime` that records compilations within the block."""
+    times = RunTime(path)
     jax.monitoring.register_event_duration_secs_listener(times.note_compile)
     try:
         yield times
     finally:
         jax.monitoring.unregister_event_duration_listener(times.note_compile)
-
-
-def goodput(used: Mapping[str, float], total: float) -> dict:
-    """{"goodput": share of training, "time_shares": {use: share, "other": the rest}}.
-
-    Args:
-      total: seconds of the run.
-    """
-    shares = {use: round(x / max(total, 1e-9), 4) for use, x in used.items()}
-    other = round(max(1.0 - sum(shares.values()), 0.0), 4)
-    return {"goodput": shares["training"], "time_shares": {**shares, "other": other}}
 
 
 def speeds(

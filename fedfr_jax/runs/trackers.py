@@ -333,7 +333,6 @@ def open_sinks(
     first: int,
     *,
     title: str = "",
-    shown: tuple[str, ...] = ("loss", "seconds"),
     logging: Logging = DEFAULT_LOGGING,
     has_clients: bool = False,
 ) -> Iterator[list[Sink]]:
@@ -343,7 +342,6 @@ def open_sinks(
       total: rounds of the whole stage.
       first: the round to come.
       title: of the view, by default the stage's name.
-      shown: numbers of the live progress; () shows all.
       has_clients: whether a log has the numbers of each round's clients.
     """
     if not meshes.is_first_process():
@@ -365,8 +363,7 @@ def open_sinks(
             add(ClientLog(folder / "clients.jsonl", resume_step=first))
         for kind in dict.fromkeys(logging.sinks):
             add(SINKS[kind](StageRun(folder, first)))
-        title = title or folder.name
-        add(open_view(logging.view, total, name=title, metrics=shown))
+        add(open_view(logging.view, total, title or folder.name))
         if logging.trace:
             add(TraceSink(folder / "tensorboard", logging.trace, first))
         yield sinks

@@ -20,11 +20,14 @@ from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import data_digest, loop
-from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.checkpoint import checkpoint_numbers
-from fedfr_jax.runs.stages import check_calls, open_training, stage_outputs
+from fedfr_jax.runs.stages import (
+    central_training,
+    check_calls,
+    open_training,
+    stage_outputs,
+)
 from fedfr_jax.runs.sweep import reuse_stages
-from fedfr_jax.runs.timing import ElapsedTime
+from fedfr_jax.runs.timing import RunTime
 from fedfr_jax.runs.trackers import Logging
 from fedfr_jax.types import (
     CentralTrainer,
@@ -49,7 +52,7 @@ def train_members(members: Sequence[SweepMember]) -> None:
     first = members[0].experiment
     build_trainer = check_program(first)
     check_calls(first)
-    clocks = [ElapsedTime(member.folder / "seconds.json") for member in members]
+    times = [RunTime(member.folder / "seconds.json") for member in members]
     ends: list[dict[str | None, PyTree]] = [{} for _ in members]
     for name, stage in first.stages.items():
         is_central = isinstance(stage.trainer, CentralTrainer)
@@ -62,8 +65,8 @@ def train_members(members: Sequence[SweepMember]) -> None:
         if not is_central:
             starts = [variables.get(stage.init_from_stage) for variables in ends]
             train_stage(members, name, starts, build_trainer)
-    for clock in clocks:
-        clock.note(share=len(members))
+    for seconds in times:
+        seconds.save(share=len(members))
 
 
 def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
@@ -124,12 +127,9 @@ def _train_central(member: SweepMember, name: str) -> PyTree:
     """Train a central stage of one run; return its final variables."""
     experiment, folder = member.experiment, member.folder / name
     trainer = experiment.stages[name].trainer
-    assert isinstance(trainer, CentralTrainer)
-    first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
-    with open_training(folder, end, first) as sinks:
-        return train_central(
-            trainer, experiment.mesh, folder, seed=experiment.seed, sinks=sinks
-        )
+    training = central_training(experiment, trainer, folder)
+    with open_training(folder, training.end, training.first) as sinks:
+        return training.run(sinks).variables
 
 
 def train_stage(

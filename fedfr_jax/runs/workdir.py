@@ -50,10 +50,9 @@ def claim_on_all_processes(*args, **options) -> Iterator[None]:
 def claim(
     workdir: pathlib.Path,
     config: str,
-    stages: Mapping[str, Stage] | None = None,
+    stages: Mapping[str, Stage],
     *,
     overwrite: Collection[str] | Literal[True] = (),
-    but_for: str = "",
     to_train: Collection[str] | None = None,
     check_data: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
@@ -62,8 +61,7 @@ def claim(
     Args:
       stages: of the config; one that was trained with other settings is refused.
       overwrite: names of stages whose folders are removed first, with those that start
-        from them; "all" empties the run directory.
-      but_for: without stages, name of a top-level section that may differ.
+        from them; True empties the run directory.
       to_train: names of the stages that are to be trained now; None: all.
       check_data: called with the folders of trained stages, before anything is changed;
         raises ValueError if the data do not fit them.
@@ -72,12 +70,10 @@ def claim(
       The lock, held as long as the object lives.
 
     Raises:
-      ValueError: when the folder has other contents than a run, belongs to another
-        config (names the first key that differs) or another process uses it.
+      ValueError: when the folder has other contents than a run, a stage that was
+        trained with other settings, or another process uses it.
     """
-    anew = set()
-    if stages and overwrite is not True:
-        anew = {*with_followers(stages, overwrite)}
+    anew = {*with_followers(stages, () if overwrite is True else overwrite)}
     check_contents(workdir, MARK, SIGN)
     workdir.mkdir(parents=True, exist_ok=True)
     lock = locks.lock_to_write(workdir, MARK)
@@ -86,15 +82,11 @@ def claim(
             _empty(workdir)
         remove_drafts(workdir)
         new = json.loads(config)
-        if stages:
-            kept = {name: x for name, x in stages.items() if name not in anew}
-            check_stages(workdir, kept, new, trains=True)
-            check_data([workdir / x for x in kept if is_trained(workdir / x)])
-            _prepare_stages(workdir, stages, new, anew, to_train or stages)
-        elif (workdir / CONFIG).exists():
-            check_config(workdir, new, but_for)
-        if stages or not (workdir / CONFIG).exists():
-            manifest.write_object(workdir / CONFIG, new)
+        kept = {name: x for name, x in stages.items() if name not in anew}
+        check_stages(workdir, kept, new, trains=True)
+        check_data([workdir / x for x in kept if is_trained(workdir / x)])
+        _prepare_stages(workdir, stages, new, anew, to_train or stages)
+        manifest.write_object(workdir / CONFIG, new)
     except (OSError, ValueError):
         lock.close()
         raise

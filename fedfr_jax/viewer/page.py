@@ -25,14 +25,14 @@ from fedfr_jax.runs.report.run_charts import (
     rate_charts,
 )
 from fedfr_jax.runs.report.tables import best_index, number_text
-from fedfr_jax.text import flat_config, short_keys
-from fedfr_jax.version import UNKNOWN, library_version
-from fedfr_jax.viewer.run_files import (
+from fedfr_jax.runs.run_files import (
     RunFiles,
     age_text,
     config_differences,
     run_row,
 )
+from fedfr_jax.text import flat_config, short_keys
+from fedfr_jax.version import UNKNOWN, library_version
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"

@@ -12,10 +12,10 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 
+from fedfr_jax.runs.run_files import RunList
 from fedfr_jax.text import printable
 from fedfr_jax.version import library_version
 from fedfr_jax.viewer import page
-from fedfr_jax.viewer.run_files import RunList
 
 COOKIE = "fedfr_token"
 PAGE_SIZE = 200  # runs of the list on one page

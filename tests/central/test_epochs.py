@@ -12,7 +12,7 @@ from fedfr_jax.central.settings import Training, scaled_learning_rate
 from fedfr_jax.data.permutation import permute_on_host
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Batch, Dataset
+from fedfr_jax.types import Batch, CentralTrainer, Dataset
 from tests.federated import toys
 
 FIRST_ROW, NUM_ROWS, BATCH = 4, 30, 8
@@ -26,9 +26,18 @@ def problem():
 
 
 def epochs_of(loss_fn, num_devices, batch_size=BATCH):
-    feed, mesh = toys.feed(batch_size=batch_size), make_mesh(num_devices)
-    rows = {"first_row": FIRST_ROW, "num_rows": NUM_ROWS}
-    return build_epochs(loss_fn, OPTIMIZER, feed, mesh, seed=0, **rows)
+    trainer = CentralTrainer(
+        settings=Training(batch_size=batch_size),
+        dataset=None,
+        first_row=FIRST_ROW,
+        num_rows=NUM_ROWS,
+        batching=toys.feed(batch_size=batch_size),
+        loss=loss_fn,
+        init=None,
+        global_model=None,
+        apply_global=None,
+    )
+    return build_epochs(trainer, make_mesh(num_devices), 0, optimizer=OPTIMIZER)
 
 
 def train(num_devices, loss_fn, epochs=2, memory=0):

@@ -10,11 +10,10 @@ import pytest
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import rows_per_device
-from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.epochs import build_epochs, state_shapes
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import StepSharding
-from fedfr_jax.central.step import build_step
-from fedfr_jax.data.batching import Batching
+from fedfr_jax.central.step import State, build_step
 from fedfr_jax.losses.margin import cosine, is_label, softmax_cross_entropy
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
@@ -25,6 +24,7 @@ from tests.central.classes import BATCH, DIM, LOSS, NUM_CLASSES, embed
 pytestmark = pytest.mark.ci
 
 TABLE = (("^phi$", "classes"),)
+ALONE = StepSharding()
 KEY = jax.random.key(0)
 OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(0.05),  # of a gradient that lies on several devices
@@ -42,21 +42,18 @@ def dense_loss(variables, batch, key):
     return softmax_cross_entropy(8.0 * found, batch.labels).mean()
 
 
-def epochs_of(num_devices, loss, step_sharding, optimizer=OPTIMIZER, **options):
+def epochs_of(num_devices, loss, step_sharding, optimizer=OPTIMIZER, **settings):
+    trainer = classes.trainer(num_devices, **settings)._replace(loss=loss)
     return build_epochs(
-        loss,
-        optimizer,
-        Batching(BATCH),
+        trainer,
         make_mesh(num_devices),
-        first_row=0,
-        num_rows=96,
-        seed=0,
+        0,
+        optimizer=optimizer,
         step_sharding=step_sharding,
-        **options,
     )
 
 
-def train(num_devices, loss, step_sharding=None, epochs=1, **options):
+def train(num_devices, loss, step_sharding=ALONE, epochs=1, **options):
     """(state, metrics) after epochs of two steps."""
     run = epochs_of(num_devices, loss, step_sharding, **options)
     state, table = run.init(classes.variables(num_devices)), classes.data()
@@ -203,7 +200,7 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
         return LOSS(variables, batch, key, held=held)
 
     step_sharding = StepSharding(TABLE, num_classes=NUM_CLASSES)
-    state, _ = train(8, loss, step_sharding, epochs=4, class_rates=(0.2, 1.0))
+    state, _ = train(8, loss, step_sharding, epochs=4, class_sample_rate=(0.2, 1.0))
     per_device = rows_per_device(NUM_CLASSES, 8)
     assert traced == [2 + BATCH, per_device] and per_device == 9
     assert np.isfinite(without_padding(state)["phi"]).all()
@@ -219,19 +216,16 @@ def of_blocks(rule, remat):
         return jnp.mean(output[:, 0] * batch.labels), (stats, {})
 
     step_sharding, mesh = StepSharding((("kernel", rule),)), make_mesh(8)
-    options = {
-        "first_row": 0,
-        "num_rows": 16,
-        "seed": 0,
-        "step_sharding": step_sharding,
-    }
-    epochs = build_epochs(loss, optax.sgd(0.1), Batching(16), mesh, **options)
-    state = epochs.init(model.init(jax.random.key(0)))
+    optimizer = optax.sgd(0.1)
+    start = model.init(jax.random.key(0))
+    specs = state_shapes(start, optimizer, mesh, step_sharding)
+    at = jax.tree.map(lambda x: x.sharding, specs)
+    state = jax.device_put(State(start, optimizer.init(start["params"])), at)
     images = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
     batch = batch_of(
         Dataset.from_arrays(images, np.arange(16.0, dtype="float32")), mesh
     )
-    return build_step(loss, optax.sgd(0.1), mesh, step_sharding), (state, batch)
+    return build_step(loss, optimizer, mesh, step_sharding), (state, batch)
 
 
 @pytest.mark.parametrize("remat", [True, False])

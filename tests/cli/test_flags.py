@@ -149,14 +149,13 @@ def test_the_work_folder_keeps_the_config(tmp_path):
     values = parsed(f"--config={path}", "--config.model.widths=(4, 8)")
     text = values.config.to_json_best_effort(indent=1)
     run = tmp_path / "run"
-    workdir.claim(run, text).close()
+    workdir.claim(run, text, {}).close()
     again = parsed("--workdir", str(run), "--config.evaluation.fars=(0.5,)").config
     assert again.model.widths == (4, 8)
     assert again.evaluation.fars == (0.5,)
     assert flags.CONFIG_FILE == workdir.CONFIG
-    workdir.claim(run, text).close()
-    text = again.to_json_best_effort(indent=1)
-    workdir.claim(run, text, but_for="evaluation").close()
+    stored = json.loads(again.to_json_best_effort())
+    workdir.check_config(run, stored, but_for="evaluation")
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

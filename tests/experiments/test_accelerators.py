@@ -7,7 +7,7 @@ import pytest
 
 from fedfr_jax.cli import aot_compile
 from fedfr_jax.cli.aot_compile import compile_for
-from fedfr_jax.plan.topologies import device_kind
+from fedfr_jax.plan.devices import parse_grid
 from tests.experiments.scripts import EXPERIMENTS, load
 
 accelerators = load("benchmarks/accelerators")
@@ -106,7 +106,7 @@ def test_the_plan_still_says_what_is_kept(name):
 def need_environment(device):
     """Skip where there is no compiler; fail where the caller names a place for it."""
     try:
-        aot_compile.environment_python(device_kind(device).extra)
+        aot_compile.compiler_environment(parse_grid(device).kind)
     except OSError as error:
         if os.environ.get("FEDFR_ACCELERATORS"):
             raise

@@ -51,7 +51,7 @@ def rows_played(monkeypatch):
 
     build = "fedfr_jax.config.build.build"
     monkeypatch.setattr(build, lambda config: built(*config.methods))
-    monkeypatch.setattr(stages, "run_federated", run_one)
+    monkeypatch.setattr(stages, "run_stage", run_one)
     return played
 
 
@@ -141,7 +141,7 @@ def test_a_row_of_the_comparison_is_played_once_and_one_that_diverges_stops_noth
         return Experiment(None, made, None, None, None, config.partition.seed)
 
     monkeypatch.setattr("fedfr_jax.config.build.build", build)
-    monkeypatch.setattr(stages, "run_federated", play)
+    monkeypatch.setattr(stages, "run_stage", play)
     given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--sets=mnist"]
     run.main([*given, "--rows=fedavg,krum"])
     run.main([*given, "--rows=fedavg,weiszfeld,krum"])

@@ -126,9 +126,8 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
         local_epochs=2,
         seed=3,
     )
-    sim, server, store, checkpointer, first = loop.resume(
-        sim, start_simulation(sim, variables), folder
-    )
+    state = loop.resume(sim, start_simulation(sim, variables), folder)
+    sim, server, store, checkpointer, first = state
 
     def killer(round, scalars):
         if kill and round == kill:
@@ -139,7 +138,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     with open_sinks(folder, ROUNDS, first, title=name) as sinks:
         nothing = lambda server, store: {}
         sinks = [*sinks, toys.Watcher(killer)]
-        to = loop.RunOutputs(store, checkpointer, nothing, sinks=sinks)
+        to = loop.RunOutputs(state, nothing, sinks=sinks)
         server = loop.train(sim.runs, server, [to], first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)

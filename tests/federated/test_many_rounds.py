@@ -66,8 +66,7 @@ def train(sim, folder, num_rounds, rounds_per_call):
     start = start_simulation(sim, toys.norm_variables())
     begun = loop.resume(sim, start, folder)
     to = loop.RunOutputs(
-        begun.store,
-        begun.checkpointer,
+        begun,
         lambda server, store: {"rows": float(np.sum(digits(server, store)))},
         Federation(
             evaluate_every=KILLED,
@@ -154,7 +153,7 @@ def test_a_call_ends_where_something_is_due():
             return round == 4
 
     due = Federation(evaluate_every=3, checkpoint_every=8, rounds_per_call=4)
-    to = loop.RunOutputs(None, None, None, due, [Trace()])
+    to = loop.RunOutputs(None, None, due, [Trace()])
     calls = list(loop.calls_of_rounds(to, 1, 14))
     assert calls == [(1, 3), (3, 5), (5, 6), (6, 8), (8, 9), (9, 12), (12, 14)]
     assert loop.longest_call(due, 13) == 3

@@ -6,7 +6,7 @@ import runpy
 import jax
 import pytest
 
-from fedfr_jax.cli import plan as plans
+from fedfr_jax.cli import plan
 from fedfr_jax.cli.describe import print_disclosures
 from fedfr_jax.plan import shapes
 
@@ -26,7 +26,7 @@ def described(monkeypatch, capsys):
                 found[stage] = whole(experiment, stage)
             return found.get(stage)
 
-        monkeypatch.setattr(plans, "use_virtual", lambda devices: None)
+        monkeypatch.setattr(plan, "use_virtual", lambda devices: None)
         monkeypatch.setattr(shapes, "disclose_stage", disclose)
         with jax.numpy_dtype_promotion("standard"):
             print_disclosures(config)

@@ -10,17 +10,14 @@ from PIL import Image
 
 from fedfr_jax import mesh
 from fedfr_jax.cli.main import main
-from fedfr_jax.config.build import sections
 from fedfr_jax.configs import base
 from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
-from fedfr_jax.plan.dummy_inputs import SIZES, without_files
-from fedfr_jax.plan.federated import privacy_notes
+from fedfr_jax.plan.dummy_inputs import SIZES, blind_experiment
+from fedfr_jax.plan.needs import needs_function, privacy_notes
 from fedfr_jax.plan.shapes import stage_shapes
-from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
-from fedfr_jax.tasks import TASKS
-from fedfr_jax.tasks.experiment import build_experiment
+from fedfr_jax.plan.stages import max_that_fits, plan_stage
 from fedfr_jax.types import CentralTrainer
 from tests.tasks.test_privacy import config_of
 
@@ -66,17 +63,13 @@ def faces(pretrain=None, **methods):
     }
 
 
-def experiment_of(config):
-    settings = without_files(sections(config))
-    return build_experiment(TASKS[settings["task"]], settings)
-
-
 def lowered(config, name):
     """A stage's program, its examples on the devices."""
-    blind = without_files(sections(config))
-    table = {**blind["federation"], "data_placement": "device"}
+    federation = {**config["federation"], "data_placement": "device"}
     with mesh.use_described(jax.devices(), memory=10**12):
-        experiment = build_experiment(TASKS["faces"], {**blind, "federation": table})
+        experiment = blind_experiment(
+            {**config, "federation": federation}, is_placed=True
+        )
         (program,) = stage_programs(experiment, name).values()
     return program
 
@@ -99,7 +92,7 @@ ZERO3 = {
 )
 def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config):
     """XLA's convolutions on a CPU keep transposed copies, which no GPU has."""
-    experiment = experiment_of(config)
+    experiment = blind_experiment(config)
     needs = needs_function(experiment, name)()
     found = lowered(config, name).compile().memory_analysis()
     told = found.temp_size_in_bytes + found.argument_size_in_bytes
@@ -115,18 +108,18 @@ def test_a_ring_of_server_versions_and_all_who_are_asked_are_counted():
     profiles = {"name": "log_normal"}
     late = {"name": "fedbuff", "concurrency": 2, "buffer_size": 1, "max_staleness": 4}
     config = config_of(systems={"profiles": profiles, "asynchronous": late})
-    found = needs_function(experiment_of(config), "row")().parts
+    found = needs_function(blind_experiment(config), "row")().parts
     server = found["server, before and after the round"]
     assert found["earlier versions of the server, before and after"] == 5 * server
     config = config_of(systems={"profiles": profiles, "over_selection": 2.0})
-    sim = stage_shapes(experiment_of(config), "row").sim
+    sim = stage_shapes(blind_experiment(config), "row").sim
     assert sim.num_places == 4 and sim.settings.cohort_size == 2
 
 
 @pytest.mark.parametrize("rounds", [3, 50])
 def test_epsilon_of_the_rounds_that_are_played_is_told(rounds):
     privacy = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 2.0, "epsilon": 4.0}
-    experiment = experiment_of(config_of(privacy, rounds=rounds))
+    experiment = blind_experiment(config_of(privacy, rounds=rounds))
     trainer = experiment.stages["row"].trainer
     played = trainer.accountant.rounds_within_budget(rounds)
     spent = build_accountant(Mechanism(6, 2, 2.0, 1e-2)).epsilon(played)
@@ -142,7 +135,7 @@ def test_sharding_divides_what_its_rule_says():
         return {**faces(pretrain), "model": {**NETWORK, "widths": (64, 128)}}
 
     whole, cut = (
-        needs_function(experiment_of(config), "pretrained")().parts
+        needs_function(blind_experiment(config), "pretrained")().parts
         for config in (wide({}), wide({"sharding": (("kernel", "zero3"),)}))
     )
     assert whole["parameters"] == pytest.approx(whole["gradients"])
@@ -154,18 +147,20 @@ def test_sharding_divides_what_its_rule_says():
 
 def test_what_fits_fits_and_a_little_more_does_not():
     config = {**faces({"class_parallel": True}, fedavg=FEDAVG), "model": TINY}
-    experiment = experiment_of(config)
+    config["federation"]["data_placement"] = "stream"
+    experiment = blind_experiment(config)
     small = DEVICES["v100"]._replace(memory=64e6)
     for name in experiment.stages:
-        planned = plan_stage(experiment, name, small, table="stream")
-        assert planned.examples == 2**30 > small.capacity  # of the stream alone
-        assert planned.fits["batch_size"] == 0 and not planned.has_room
+        planned = plan_stage(experiment, name, small)
+        assert planned["bytes"]["examples"] == 2**30 > small.capacity  # of the stream
+        assert planned["max_that_fit"]["batch_size"] == 0 and not planned["fits"]
     experiment = experiment._replace(
         federation=experiment.federation._replace(stream_buffer_gib=2**-8)
     )
-    planned = plan_stage(experiment, "pretrained", small, table="stream")
+    planned = plan_stage(experiment, "pretrained", small)
     needs_of = needs_function(experiment, "pretrained")
-    room, classes = small.capacity - planned.examples, planned.fits["classes"]
+    room = small.capacity - planned["bytes"]["examples"]
+    classes = planned["max_that_fit"]["classes"]
     assert needs_of(num_classes=classes).memory <= room
     assert needs_of(num_classes=classes * 21 // 20).memory > room
 
@@ -184,11 +179,11 @@ def test_as_many_lanes_fit_as_are_reported():
     many = {"num_clients": 400, "client_images": (2000, 3000), "num_public_ids": 4000}
     config["partition"] = {**config["partition"], **many, "ids_per_client": 1}
     config["model"] = SMALL
-    experiment = experiment_of(config)
+    experiment = blind_experiment(config)
     device = DEVICES["v100"]._replace(memory=2e7)
-    few = experiment.federation._replace(stream_buffer_gib=0)
+    few = experiment.federation._replace(stream_buffer_gib=0, data_placement="stream")
     experiment = experiment._replace(federation=few)
-    most = plan_stage(experiment, "fedavg", device, table="stream").fits["lanes"]
+    most = plan_stage(experiment, "fedavg", device)["max_that_fit"]["lanes"]
 
     def memory(count):
         lanes = few._replace(clients_per_device=count)
@@ -214,7 +209,7 @@ def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
         row = {**FEDAVG, **told}
         config = faces({**views, **told}, fedavg=row) | {"model": SMALL}
         config["federation"] |= views
-        experiment = experiment_of(config)
+        experiment = blind_experiment(config)
         if "cache" in told.get("distill", {}):
             needs_function(experiment, "fedavg")()
         return experiment, needs_function(experiment, "pretrained")()
@@ -232,7 +227,7 @@ def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
 
 def test_fedfrs_rounds_have_the_images_of_its_steps_and_its_cap():
     config = faces(fedfr=FEDFR, fedavg=FEDAVG)
-    experiment = experiment_of(config)
+    experiment = blind_experiment(config)
     fedfr = needs_function(experiment, "fedfr")()
     # 33 own images and 5 negatives: 5 steps of 8; 2 + 1 + 1 epochs of 2 clients.
     assert (fedfr.images, fedfr.added) == (4 * 2 * 5 * 8, 5)
@@ -251,7 +246,7 @@ def test_devices_that_share_a_client_share_its_operations():
     def planned(shards):
         config = faces(fedavg=FEDAVG)
         config["federation"] |= {"model_shards": shards}
-        return needs_function(experiment_of(config), "fedavg")()
+        return needs_function(blind_experiment(config), "fedavg")()
 
     alone, shared = planned(1), planned(2)
     assert shared.flops == pytest.approx(alone.flops, rel=0.01)
@@ -283,7 +278,7 @@ FAST = {"comparison", "market_parts", "table_camvid", "table_faces"}
 )
 def test_every_config_is_planned_without_an_image(path, nothing_read):
     config = runpy.run_path(str(path))["get_config"]()
-    experiment = experiment_of(config)
+    experiment = blind_experiment(config)
     name = list(experiment.stages)[-1]
     needs = needs_function(experiment, name)()
     assert needs.images > 0 and needs.memory > 0 and needs.forward > 0
@@ -301,7 +296,7 @@ def test_the_published_rates_of_eight_v100_are_met_within_a_quarter(
     monkeypatch.setitem(SIZES, name, few)
     path = ROOT / "configs" / "bigface" / "r50_93k.py"
     config = runpy.run_path(str(path))["get_config"]()
-    needs = needs_function(experiment_of(config), "pretrained")()
+    needs = needs_function(blind_experiment(config), "pretrained")()
     rate = needs.images / needs.seconds(DEVICES["v100"])
     assert rate == pytest.approx(5552, rel=0.25)
 
@@ -334,4 +329,4 @@ def test_a_set_of_unknown_size_that_is_not_there_is_named():
     config["data"] = {"name": "folder", "path": "nowhere"}
     config["partition"] = {"num_clients": 2, "ids_per_client": 2}
     with pytest.raises(ValueError, match="config.data must exist on disk or be one of"):
-        experiment_of(config)
+        blind_experiment(config)

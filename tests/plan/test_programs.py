@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import place_examples
@@ -19,8 +20,7 @@ from fedfr_jax.models import iresnet
 from fedfr_jax.models.conv import convolve
 from fedfr_jax.plan import hlo
 from fedfr_jax.plan.aot import compile_stages, stage_programs
-from fedfr_jax.plan.report import format_programs
-from fedfr_jax.runs.central_stage import build_epochs_of_stage
+from fedfr_jax.plan.stages import format_programs
 from fedfr_jax.runs.stages import build_stage_simulation
 
 CLASSES = {
@@ -105,9 +105,7 @@ def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
     real = build(FACES)
     trainer = real.stages["pretrained"].trainer
     mesh = build_mesh(trainer.settings, real.mesh)
-    state = build_epochs_of_stage(trainer, mesh, real.seed).init(
-        trainer.init(jax.random.key(0))
-    )
+    state = build_epochs(trainer, mesh, real.seed).init(trainer.init(jax.random.key(0)))
     of_first = lambda x: x.addressable_shards[0].data.nbytes
     images = trainer.dataset.example_bytes * FACES["partition"]["num_public_ids"] * 10
     needed = sum(map(of_first, jax.tree.leaves(state)))

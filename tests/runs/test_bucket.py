@@ -10,7 +10,14 @@ import fsspec
 import pytest
 
 from fedfr_jax.runs import remote
-from fedfr_jax.runs.remote import Mirror, claim_of, name_of, next_claim
+from fedfr_jax.runs.remote import (
+    Manifest,
+    Mirror,
+    claim_of,
+    dump_manifest,
+    name_of,
+    next_claim,
+)
 
 CLAIM = next_claim(None)
 UPLOAD = f"{CLAIM}-1"
@@ -89,15 +96,16 @@ def test_a_manifest_of_a_stranger_is_refused_before_anything_is_written(tmp_path
     for number, files in enumerate(manifests):
         home = tmp_path / str(number)
         url = stranger(home / "bucket", files)
-        with pytest.raises(ValueError, match=rf"{name_of(CLAIM)} must have .*, got"):
+        with pytest.raises(ValueError, match=rf"{name_of(CLAIM)} must list .*, but"):
             mirror(url, home / "home" / "copy").download()
         assert not [path for path in (home / "home").rglob("*") if path.is_file()]
     both = json.dumps({"files": {"a": entry(), "a/b/c": entry()}}).encode()
     for text in (
         b"{",
         b"[1]",
-        b'{"after": "../x"}',
-        b'{"after": 3}',
+        b"{}",
+        b'{"files": {}, "after": "../x"}',
+        b'{"files": {}, "after": 3}',
         b"[" * 10**5,
         both,
     ):
@@ -105,7 +113,7 @@ def test_a_manifest_of_a_stranger_is_refused_before_anything_is_written(tmp_path
             remote.parse_manifest(text, CLAIM, "name")
     later = next_claim(CLAIM)
     with pytest.raises(ValueError, match="an earlier claim"):  # nor a circle
-        remote.parse_manifest(json.dumps({"after": later}).encode(), later, "name")
+        remote.parse_manifest(dump_manifest(Manifest({}, later)), later, "name")
 
 
 def test_nothing_is_written_through_a_link_in_the_copy(tmp_path):
@@ -175,11 +183,11 @@ def test_runs_of_a_bucket_are_listed_without_those_that_are_refused(
     copy = remote.fetch_runs(f"file://{tmp_path}/runs")
     assert [x.parent.name for x in copy.rglob("config.json")] == ["good"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "bad/MANIFEST" in line and "plain paths" in line
+    assert "bad/MANIFEST" in line and "a plain path" in line
     files = fsspec.filesystem("memory")
     found = [f"/runs/../../out/{name_of(CLAIM)}"]
     monkeypatch.setattr(files, "glob", lambda _: found, raising=False)
-    assert remote._find_runs("memory://runs") == []
+    assert Mirror("memory://runs", tmp_path).find_runs() == []
     for text in (b"nan", b"", b"soon", str(time.time() - 900).encode()):
         files.pipe_file("/beat/HEARTBEAT", text)
         assert not Mirror("memory://beat", tmp_path).is_running()

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import Training, explain_memory
 from fedfr_jax.cli import flags
 from fedfr_jax.cli.main import run_command
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.central_stage import build_epochs_of_stage, restore
+from fedfr_jax.runs.central_stage import restore
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.types import ShardedClasses
 from tests.central import classes
@@ -96,7 +97,7 @@ def test_classes_keep_their_rows_and_momentum_under_other_places(tmp_path):
         mesh = make_mesh(num_devices)
         trainer = classes.trainer(num_devices, names)
         with jax.numpy_dtype_promotion("standard"):
-            return build_epochs_of_stage(trainer, mesh, 0).init(trainer.init(None))
+            return build_epochs(trainer, mesh, 0).init(trainer.init(None))
 
     checkpointer = Checkpointer(tmp_path / "checkpoints")
     old = ShardedClasses("phi", classes.NAMES)

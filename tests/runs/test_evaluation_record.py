@@ -1,22 +1,14 @@
 """What a stage's evaluation leaves for reports."""
 
 import json
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from fedfr_jax.evaluation.samples import embedding_map, worst_pairs
-from fedfr_jax.runs import evaluation_record
+from fedfr_jax.evaluation.verification import Roc
+from fedfr_jax.runs import evaluation_record, records
 from fedfr_jax.types import EmbeddingMap, Evaluation, Samples, ScoredPairs
-
-
-class Roc(NamedTuple):
-    far: np.ndarray
-    tar: np.ndarray
-    num_negatives: int = 10_000
-    num_positives: int = 500
-
 
 FAR = np.logspace(-4, 0, 50)
 
@@ -25,6 +17,7 @@ def written(tmp_path, evaluation):
     (tmp_path / "fedavg").mkdir()
     evaluation_record.write_record(tmp_path, "fedavg", {"generic": evaluation})
     text = (tmp_path / "fedavg" / "evaluation.json").read_text()
+    records.EVALUATIONS.validate_json(text)  # as pages and charts read it
     return json.loads(text, parse_constant=lambda name: 1 / 0)["generic"]
 
 
@@ -36,7 +29,7 @@ def test_numbers_curves_and_samples_are_kept_and_what_is_not_finite_is_null(tmp_
     evaluation = Evaluation(
         {"accuracy": np.float32(0.5), "eer": float("nan")},
         {"accuracy": np.array([0.25, np.nan, 0.75])},
-        {"roc": Roc(FAR, FAR)},
+        {"roc": Roc(FAR, FAR, np.int64(10_000), np.int64(500), -FAR)},
         samples=lambda: Samples({"wrong": pairs}, {"people": places}),
     )
     record = written(tmp_path, evaluation)

@@ -13,7 +13,7 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
 from fedfr_jax.runs import experiment as experiment_module
-from fedfr_jax.runs.stages import final_simulation, run_federated
+from fedfr_jax.runs.stages import final_simulation, run_stage
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -89,7 +89,7 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
         seen = []
         whole = experiment(federation, devices=devices, judge=seen.append)
         folder = tmp_path / str(devices)
-        run_federated(whole, trainer, None, folder)
+        run_stage(whole, trainer, None, folder)
         assert len(seen) == 3  # after either round, and at the end
         rows = json.loads((folder / "clients.jsonl").read_text().splitlines()[-1])
         ends.append((jax.device_get(seen), rows))
@@ -117,7 +117,7 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
         )
         evaluators = {"own": Evaluator(lambda networks: rows(networks) or Evaluation())}
         whole = whole._replace(task=whole.task._replace(evaluators=evaluators))
-        run_federated(whole, trainer, None, tmp_path / folder)
+        run_stage(whole, trainer, None, tmp_path / folder)
         stamps = np.fromfile(tmp_path / folder / "store" / "stamps.bin", np.int32)
         assert np.count_nonzero(stamps) == 5  # all have trained in every round
         return jax.device_get(seen[-1])

@@ -55,7 +55,8 @@ def build(name, **changes):
 
 def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
-    sim, server, store, checkpointer, first = loop.resume(sim, server, folder)
+    state = loop.resume(sim, server, folder)
+    sim, server, store, checkpointer, first = state
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
     clients = ClientLog(folder / "clients.jsonl", resume_step=first)
 
@@ -81,7 +82,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
     with contextlib.closing(sink), contextlib.closing(clients):
         due = Federation(evaluate_every=1, checkpoint_every=checkpoint_every)
         all_sinks = [sink, clients, toys.Watcher(killer)]
-        to = loop.RunOutputs(store, checkpointer, evaluate, due, all_sinks)
+        to = loop.RunOutputs(state, evaluate, due, all_sinks)
         server = loop.train(sim.runs, server, [to], first, rounds)
     return jax.device_get(server), store.gather(np.arange(5))
 
@@ -106,7 +107,8 @@ def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     watch = lambda step, _: rounds.append(trace.is_tracing)
     due, all_sinks = Federation(evaluate_every=1), [toys.Watcher(watch), trace]
     kept = Checkpointer(tmp_path / "stage" / "checkpoints")
-    to = loop.RunOutputs(store, kept, lambda *_: evaluate({}, None), due, all_sinks)
+    state = loop.StageState(sim, server, store, kept, 0)
+    to = loop.RunOutputs(state, lambda *_: evaluate({}, None), due, all_sinks)
     loop.train(sim.runs, server, [to], 0, 4)
     assert rounds == [False, True, True, False]
     (found,) = tmp_path.rglob("*.xplane.pb")
@@ -133,7 +135,7 @@ def test_a_run_that_is_asked_to_end_saves_its_round_and_loses_nothing(
     found = loop.resume(sim, server, tmp_path / "asked")
     copies, asked = [], iter([False, True])
     lifecycle = Lifecycle(lambda: copies.append(None), lambda: next(asked))
-    to = loop.RunOutputs(found.store, found.checkpointer, lambda *_: {})
+    to = loop.RunOutputs(found, lambda *_: {})
     due = Federation(checkpoint_every=0, rounds_per_call=per_call)
     to = to._replace(federation=due, lifecycle=lifecycle)
     end = 2 * per_call

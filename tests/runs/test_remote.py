@@ -17,8 +17,8 @@ from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
 from fedfr_jax.runs import remote
 from fedfr_jax.runs.remote import Mirror, copy_folder
+from fedfr_jax.runs.run_files import RunList
 from fedfr_jax.viewer import server
-from fedfr_jax.viewer.run_files import RunList
 
 pytestmark = pytest.mark.ci
 

@@ -48,19 +48,25 @@ def rows_of(count, **scalars):
     return [{"round": r + 1, "loss": 1 / (r + 1), **scalars} for r in range(count)]
 
 
+def write_run(folder, **stages):
+    for name, rows in stages.items():
+        (folder / name).mkdir()
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / name / "metrics.jsonl").write_text("".join(lines))
+
+
 def values(spec):
     return spec["data"]["values"]
 
 
 def test_every_file_has_the_charts_that_its_name_says(tmp_path):
     pytest.importorskip("vl_convert")
-    image = Evaluation(images={"masks/1": np.full((20, 30, 3), 90, np.uint8)})
-    (tmp_path / "fedavg").mkdir()
+    grid = ImageGrid({"masks": np.full((1, 20, 30, 3), 90, np.uint8)})
+    write_run(tmp_path, pretrained=rows_of(2), fedavg=rows_of(3))
     (tmp_path / "fedavg" / "evaluation.json").write_text(json.dumps(RECORD))
-    evaluations = {"pretrained": {}, "fedavg": {"generic": image}}
-    rows = {"pretrained": rows_of(2), "fedavg": rows_of(3)}
+    (tmp_path / "partition.json").write_text(json.dumps(PARTITION))
     paths = drawing.draw(
-        evaluations, rows, tmp_path, data_report=PARTITION, say=pytest.fail
+        {"fedavg": {"generic": Evaluation(image_grids={"masks/1": grid})}}, tmp_path
     )
     names = {path.relative_to(tmp_path).as_posix() for path in paths}
     stems = ("rounds", "roc", "det", "cmc", "personalized", "partition")
@@ -74,24 +80,23 @@ def test_every_file_has_the_charts_that_its_name_says(tmp_path):
             assert len(drawn.convert("RGB").getcolors(1 << 24)) > 20
         assert (tmp_path / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     with Image.open(tmp_path / picture) as drawn:
-        assert drawn.size == (30, 20) and drawn.getpixel((0, 0)) == (90, 90, 90)
+        assert drawn.getpixel((30, 40)) == (90, 90, 90)
     text = (tmp_path / "rounds.svg").read_text()
     assert "pretrained" in text and "fedavg" in text  # the legend
     assert (tmp_path / "roc.svg").read_text().count("ROC") >= 2  # of two evaluators
 
 
-def test_draw_takes_nothing_and_leaves_nothing(tmp_path, monkeypatch):
-    assert drawing.draw({}, {}, tmp_path) == []
-    assert drawing.draw({"fedavg": {}}, {"fedavg": []}, tmp_path) == []
-    rows = {"fedavg": rows_of(3)}
+def test_draw_takes_nothing_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    assert drawing.draw({}, tmp_path) == drawing.draw({"fedavg": {}}, tmp_path) == []
+    write_run(tmp_path, fedavg=rows_of(3))
     with monkeypatch.context() as patch:
         patch.setattr(drawing.meshes, "is_first_process", lambda: False)
-        assert drawing.draw({}, rows, tmp_path, say=pytest.fail) == []
+        assert drawing.draw({}, tmp_path) == []
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    said = []
-    assert drawing.draw({}, rows, tmp_path, say=said.append) == []
-    assert said == ["No plots: pip install 'fedfr_jax[report]' to have them."]
-    assert not list(tmp_path.iterdir())
+    assert drawing.draw({}, tmp_path) == []
+    said = capsys.readouterr().out
+    assert said == "No plots: pip install 'fedfr_jax[report]' to have them.\n"
+    assert [x.name for x in tmp_path.iterdir()] == ["fedavg"]
 
 
 def test_curves_are_of_finite_numbers_once_and_of_two_points_or_more():
@@ -164,7 +169,7 @@ def test_a_scaling_study_has_a_band_around_each_law_and_a_line_for_each_pair():
     points = scaling.points(rows[:-1], "error", is_score=False, series="series")
     (chart,) = law_charts(scaling.study(points, data="images", draws=20))
     assert chart.title == "Scaling law: error over parameters of the backbone"
-    law, band = values(chart.spec), values(chart.spec["layer"][2])
+    law, band = values(chart.spec), values(chart.spec["layer"][1])
     assert len({row["line"] for row in law}) == 2
     for edge, point in zip(band, law, strict=True):
         assert edge["line"] == point["line"] and "exponent 0." in edge["line"]
@@ -174,7 +179,7 @@ def test_a_scaling_study_has_a_band_around_each_law_and_a_line_for_each_pair():
     assert law_charts(scaling.study(near, draws=2)) == []
 
     (chart,) = score_charts(points, arrows=("scratch", "distilled"))
-    pairs = values(chart.spec["layer"][2])
+    pairs = values(chart.spec["layer"][1])
     assert len(pairs) == 8  # the largest was not distilled
     assert all(x["x"] == x["x2"] and x["y2"] < x["y"] for x in pairs)
     with pytest.raises(ValueError, match="arrows must name two series"):
@@ -191,7 +196,7 @@ def test_grids_show_pictures_legend_and_maps_in_the_colors_of_all_stages(tmp_pat
         name: {"all": Evaluation(image_grids={"two images": grid})}
         for name, grid in (("one", one), ("other", other))
     }
-    paths = drawing.draw(evaluations, {}, tmp_path)
+    paths = drawing.draw(evaluations, tmp_path)
     names = ("one_all_two_images.png", "other_all_two_images.png")
     assert paths == [tmp_path / "pictures" / name for name in names]
     shares = []

@@ -17,21 +17,21 @@ def console(is_terminal):
 def test_without_a_terminal_a_round_and_a_note_are_a_plain_line(monkeypatch):
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
     screen = console(False)
-    sink = terminal.LineView(2, "fedfr", (), screen)
+    sink = terminal.LineView(2, "fedfr [b]", screen)
     sink.note("compiling round 0 [red]")
-    sink(0, {"loss": jnp.float32(0.5), "tar@far=[1e-3]": 0.25})
+    sink(0, {"loss": jnp.float32(0.5), "seconds": 0.25, "other": 9.0})
     sink(1, {"loss": 0.0, "steps": 0.0})
     sink.close()
     note, first, silent = screen.file.getvalue().splitlines()
-    assert note == "fedfr  compiling round 0 [red]"
-    assert first == "fedfr 1/2  0 s  loss 0.5  tar@far=[1e-3] 0.25"
-    assert silent.startswith("fedfr 2/2  0 s  loss 0  steps 0  no client took a step: ")
+    assert note == "fedfr [b]  compiling round 0 [red]"
+    assert first == "fedfr [b] 1/2  0 s  loss 0.5  seconds 0.25"
+    assert silent.startswith("fedfr [b] 2/2  0 s  loss 0  no client took a step: ")
 
 
 def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown(monkeypatch):
     monkeypatch.setattr(terminal, "LINE_SECONDS", 3600)
     screen = console(False)
-    sink = terminal.LineView(500, "fedfr", (), screen)
+    sink = terminal.LineView(500, "fedfr", screen)
     for r in range(500):
         sink(r, {"loss": 1.0})
     shown = [line.split()[1] for line in screen.file.getvalue().splitlines()]
@@ -40,7 +40,7 @@ def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown(monke
 
 def test_a_terminal_has_a_bar_with_numbers_speed_memory_and_the_last_evaluation():
     screen = console(True)
-    view = terminal.LiveView(3, "fedavg", ("loss",), screen)
+    view = terminal.LiveView(3, "fedavg", screen)
     view.note("compiling round 0 [red]")
     assert "compiling round 0 [red]" in screen.file.getvalue()
     numbers = {"loss": 0.5, "other": 9.0, "epsilon": 1.25}
@@ -67,6 +67,6 @@ def test_a_terminal_has_a_bar_with_numbers_speed_memory_and_the_last_evaluation(
 def test_the_view_is_live_on_a_terminal_alone_and_quiet_is_nothing(
     kind, is_terminal, view
 ):
-    opened = terminal.open_view(kind, 1, name="a", console=console(is_terminal))
+    opened = terminal.open_view(kind, 1, "a", console=console(is_terminal))
     assert type(opened) is view
     opened.close()

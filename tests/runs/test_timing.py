@@ -3,7 +3,7 @@
 import pytest
 
 from fedfr_jax.runs import timing
-from fedfr_jax.runs.timing import EVENTS, TimeUse, speeds
+from fedfr_jax.runs.timing import EVENTS, RunTime, speeds
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def compile_until(times, clock, end, seconds, event=EVENTS[0]):
     times.note_compile(f"/jax/core/compile/{event}", seconds)
 
 
-def test_what_compiles_within_another_or_beside_it_counts_once(clock):
-    times = TimeUse({"training": 5.0})
+def test_what_compiles_within_another_or_beside_it_counts_once(clock, tmp_path):
+    times = RunTime(tmp_path / "seconds.json")
     clock(10)
     with times.timed("training"):
         compile_until(times, clock, 12, 1)  # traced within
@@ -29,18 +29,18 @@ def test_what_compiles_within_another_or_beside_it_counts_once(clock):
         compile_until(times, clock, 16.5, 2, EVENTS[2])  # on another thread
         compile_until(times, clock, 17, 7, "something_else")
         clock(20)
-    assert times.seconds["compile"] == pytest.approx(2.5 + 2.5)
-    assert times.seconds["training"] == pytest.approx(5 + 10 - 5)
+    assert times.uses["compile"] == pytest.approx(2.5 + 2.5)
+    assert times.uses["training"] == pytest.approx(10 - 5)
 
 
-def test_the_wait_for_input_is_no_training(clock):
-    times = TimeUse({})
+def test_the_wait_for_input_is_no_training(clock, tmp_path):
+    times = RunTime(tmp_path / "seconds.json")
     with times.timed("training"):
         clock(4)
     times.move(1.0, "training", "input")
     with times.timed("checkpoint"):
         clock(6)
-    found = timing.goodput(times.seconds, 8.0)
+    found = times.goodput(8.0)
     assert found["goodput"] == 0.375
     assert found["time_shares"] == {
         "training": 0.375,

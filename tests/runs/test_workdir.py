@@ -211,25 +211,25 @@ def test_every_key_touches_the_stages_that_depend_on_it(section, keys, stages):
     }
 
 
-def test_a_folder_without_stages_belongs_to_one_config_and_one_process(tmp_path):
+def test_a_folder_is_of_one_process_and_is_evaluated_with_its_config(tmp_path):
     text = '{"seed": 0, "model": {"depth": 20}, "evaluation": {"fars": [0.1]}}'
-    with workdir.claim(tmp_path, text):
+    with workdir.claim(tmp_path, text, {}):
         with pytest.raises(ValueError, match="cannot be used by two processes"):
-            workdir.claim(tmp_path, text)
-    for change, message in [
-        (("20", "64"), "got model.depth 20 there and 64 here"),
-        (("0.1", "0.2"), "evaluation.fars.* here. Use another --workdir, or omit"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            workdir.claim(tmp_path, text.replace(*change))
-    other = text.replace("0.1", "0.2")
-    workdir.claim(tmp_path, other, but_for="evaluation").close()
+            workdir.claim(tmp_path, text, {})
+    other = json.loads(text.replace("0.1", "0.2"))
+    workdir.check_config(tmp_path, other, but_for="evaluation")
+    with pytest.raises(ValueError, match="got model.depth 20 there and 64 here"):
+        workdir.check_config(tmp_path, json.loads(text.replace("20", "64")))
+    with pytest.raises(ValueError, match="fars.* here. Use another --workdir, or omit"):
+        workdir.check_config(tmp_path, other)
 
 
 def test_overwrite_takes_nothing_from_a_live_run_nor_behind_a_link(tmp_path):
     run, elsewhere = tmp_path / "run", tmp_path / "data"
-    anew = lambda: workdir.claim_on_all_processes(run, '{"seed": 1}', overwrite=True)
-    with workdir.claim(run, '{"seed": 0}'):
+    anew = lambda: workdir.claim_on_all_processes(
+        run, '{"seed": 1}', {}, overwrite=True
+    )
+    with workdir.claim(run, '{"seed": 0}', {}):
         (run / "rows.bin").write_text("of the live run")
         with pytest.raises(ValueError, match="cannot be used by two processes"):
             with anew():
@@ -257,33 +257,33 @@ def test_a_folder_of_other_things_is_left_as_it_is(name, text, overwrite, tmp_pa
     (tmp_path / name).write_text(text)
     words = f"must be empty or a run directory of fedfr_jax, got a folder with {name}. "
     with pytest.raises(ValueError, match=words):
-        workdir.claim(tmp_path, '{"seed": 0}', overwrite=overwrite)
+        workdir.claim(tmp_path, '{"seed": 0}', {}, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == text
 
 
 def test_a_run_is_known_without_its_lock(tmp_path):
     """As in a copy without hidden files."""
-    workdir.claim(tmp_path, '{"seed": 0}').close()
+    workdir.claim(tmp_path, '{"seed": 0}', {}).close()
     (tmp_path / ".lock").unlink()
-    workdir.claim(tmp_path, '{"seed": 1}', overwrite=True).close()
+    workdir.claim(tmp_path, '{"seed": 1}', {}, overwrite=True).close()
     assert workdir.stored_config(tmp_path) == {"seed": 1}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999, '{"seed": 3}'])
 def test_a_damaged_config_is_named(text, tmp_path):
-    workdir.claim(tmp_path, '{"seed": 0}').close()
+    workdir.claim(tmp_path, '{"seed": 0}', {}).close()
     path = tmp_path / "config.json"
     assert restore(path).to_dict() == workdir.stored_config(tmp_path) == {"seed": 0}
     path.write_text(text)
-    for read in (restore, lambda path: workdir.claim(tmp_path, '{"seed": 3}')):
-        with pytest.raises(ValueError, match="config.json must be as it was written"):
-            read(path)
+    with pytest.raises(ValueError, match="config.json must be as it was written"):
+        restore(path)
 
 
 def test_seconds_of_a_run_are_of_all_its_starts(tmp_path):
     path = tmp_path / "seconds.json"
     manifest.write_object(path, {"seconds": 60.0, "uses": {"training": 50.0}})
-    clock = timing.ElapsedTime(path)
-    assert clock.uses == {"training": 50.0} and 60 < clock.note({"training": 51.0}) < 90
-    assert timing.ElapsedTime(path).uses == {"training": 51.0}
+    times = timing.RunTime(path)
+    times.uses["training"] += 1
+    assert 60 < times.save() < 90
+    assert timing.RunTime(path).uses["training"] == 51

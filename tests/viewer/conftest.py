@@ -20,8 +20,17 @@ EVALUATION = {
         "metrics": {"accuracy": 0.75, "eer": 0.2, "broken": None},
         "curves": {
             "roc": {
-                "fields": ["far", "tar", "num_negatives", "num_positives"],
-                "values": [[1e-4, 1e-3, 1e-2, 0.1, 1], [0, 0.2, 0.5, 0.9, 1], 1e3, 50],
+                "fields": [
+                    "far",
+                    "tar",
+                    "num_negatives",
+                    "num_positives",
+                    "thresholds",
+                ],
+                "values": [
+                    *([1e-4, 1e-3, 1e-2, 0.1, 1], [0, 0.2, 0.5, 0.9, 1], 1e3, 50),
+                    [0.9, 0.7, 0.5, 0.2, -1],
+                ],
             }
         },
         "images": {"sheet": "pictures/sheet.png", "outside": "../secret.png"},

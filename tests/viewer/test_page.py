@@ -9,8 +9,8 @@ import pytest
 
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.report import charts
+from fedfr_jax.runs.run_files import read_run
 from fedfr_jax.viewer import page
-from fedfr_jax.viewer.run_files import read_run
 
 vl_convert = pytest.importorskip("vl_convert")
 
@@ -62,17 +62,6 @@ def test_every_chart_is_one_that_vega_compiles(text):
     assert len(found) == 9
     for spec in found:
         vl_convert.vegalite_to_vega(spec)
-        assert {"name": "hidden", "value": []} in spec["params"]
-
-
-def test_a_tooltip_names_the_line_of_the_nearest_point():
-    chart = charts.line_chart({"a": [(1, 0.9), (2, 0.8)]}, ["a"], x="round", y="loss")
-    marks = vl_convert.vegalite_to_vega(chart)["marks"]
-    (areas,) = (mark for mark in marks if mark["name"].endswith("voronoi"))
-    text = areas["encode"]["update"]["tooltip"]["signal"]
-    # The datum of an area has the point's datum in it.
-    for part in ('"line": toString(datum.datum["line"])', 'format(datum.datum["x"]'):
-        assert part in text
 
 
 def test_runs_are_labeled_by_what_tells_them_apart(run, make_run, tmp_path):

@@ -9,8 +9,8 @@ from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.runs.remote import RUNNING
+from fedfr_jax.runs.run_files import RunList, find_runs, read_run
 from fedfr_jax.viewer import page
-from fedfr_jax.viewer.run_files import RunList, find_runs, read_run
 
 
 def test_a_locked_run_is_running_and_one_without_a_summary_has_stopped(run):

@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedfr_jax.cli.main import main
+from fedfr_jax.runs import records, run_files
 from fedfr_jax.runs.report.tables import result_table
+from fedfr_jax.runs.run_files import RunList, read_run
 from fedfr_jax.runs.terminal import LineView
-from fedfr_jax.viewer import page, records, run_files
-from fedfr_jax.viewer.run_files import RunList, read_run
+from fedfr_jax.viewer import page
 
 FILES = ("config", "summary", "environment", "partition", "seconds")
 FILES = [f"{name}.json" for name in FILES] + ["fedavg/evaluation.json"]
@@ -70,6 +71,7 @@ def test_records_of_the_wrong_type_or_length_are_refused():
     clients = {"count": 1, "ids": [0], "values": [0.5], "quantiles": [0.5] * 101}
     clients |= {"mean": 0.5, "std": 0.0}
     curve = {"fields": ["far", "tar"], "values": [[0.1], [0.5]]}
+    counted = ["far", "tar", "num_negatives"]
     points = {"x": [0], "y": [1], "labels": ["a"], "explained": 0.5}
     whole = {
         "per_client": {"m": clients},
@@ -93,6 +95,8 @@ def test_records_of_the_wrong_type_or_length_are_refused():
         {"per_client": {"m": {"count": 1}}},
         {"curves": {"roc": {**curve, "fields": ["tar", "far"]}}},
         {"curves": {"roc": {**curve, "fields": ["far"]}}},
+        {"curves": {"roc": {"fields": counted, "values": [[0.1], [0.5], [3]]}}},
+        {"curves": {"cmc": {"fields": counted, "values": [[0.1], [0.5], [3, 4]]}}},
         {"curves": {"cmc": {**curve, "values": [[0.1], [0.5, 0.6]]}}},
         {"curves": {"cmc": {**curve, "values": [[0.1], 0.5]}}},
         {"maps": {"m": {**points, "labels": []}}},
@@ -178,10 +182,10 @@ def test_names_are_plain_text_on_a_terminal(run, capsys):
         Console(width=200).print(table)
         said = capsys.readouterr().out
         assert "\x1b" not in said and r"[/]\x1b" in said and "[b]" in said
-    view = LineView(1, "[/]\x1b[2J", (), Console())
-    view(0, {"[b]\x1b[2J": 1.0})
+    view = LineView(1, "[/]\x1b[2J", Console())
+    view(0, {"loss": 1.0})
     said = capsys.readouterr().out
-    assert "\x1b" not in said and r"[/]\x1b[2J 1/1" in said and r"[b]\x1b[2J 1" in said
+    assert "\x1b" not in said and r"[/]\x1b[2J 1/1" in said
 
 
 def test_only_pictures_in_the_run_are_shown(run, tmp_path):

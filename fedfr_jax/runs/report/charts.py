@@ -1,7 +1,7 @@
 """Kinds of charts as Vega-Lite specifications: dicts that a browser draws.
 
-Every chart has the parameter `hidden`, the names of hidden lines, which the page sets
-for all charts at once. A line has the same color and dashes in all charts.
+A line has the same color and dashes in all charts. What only a page can do, hiding
+lines and following the pointer, is added by its report.js.
 """
 
 import functools
@@ -24,8 +24,6 @@ MAX_NAMES = 40  # classes or clients whose names are written
 CROWD = 50  # clients from which they are sorted: too many to look one up by its number
 BOX = {"type": "boxplot", "extent": "min-max", "size": 34, "opacity": 0.35}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-CONFIG = {"customFormatTypes": True}
-OF_PAGE = ("$schema", "config", "params", "transform", "autosize")  # not of a file
 Spec = dict[str, Any]
 
 
@@ -61,7 +59,7 @@ def line_chart(
     y_scale: Spec | None = None,
     is_y_titled: bool = False,
 ) -> Spec:
-    """Line chart with a tooltip of the values.
+    """Line chart.
 
     Args:
       lines: name -> points (x, y) in the order of x.
@@ -87,37 +85,20 @@ def line_chart(
         ),
         "y": _quantitative(
             "y",
-            title=y if is_y_titled else None,
+            title=y,
             scale=y_scale,
-            axis={"tickCount": 5, **_labels(rows, "y", y_scale)},
+            axis={
+                "title": y if is_y_titled else None,
+                "tickCount": 5,
+                **_labels(rows, "y", y_scale),
+            },
         ),
         "color": _by_line(order, "color"),
         "strokeDash": _by_line(order, "dash"),
     }
-    tooltip = [
-        # Only with a format is the line that of the point which is nearest.
-        {"field": "line", "type": "nominal", "format": "", "formatType": "toString"},
-        {"field": "x", "title": x, "format": ".4~g"},
-        {"field": "y", "title": y, "format": ".4~g"},
-    ]
-    nearest = {"type": "point", "on": "pointerover", "nearest": True}
-    nearest["clear"] = "pointerout"
-    opacity = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     few = max(map(len, lines.values()), default=0) < 30
-    return _spec(
-        rows,
-        {
-            "encoding": encoding,
-            "layer": [
-                {"mark": {"type": "line", "strokeWidth": 2, "point": few}},
-                {
-                    "params": [{"name": "near", "select": nearest}],
-                    "mark": {"type": "point", "filled": True, "size": 90},
-                    "encoding": {"opacity": opacity, "tooltip": tooltip},
-                },
-            ],
-        },
-    )
+    mark = {"type": "line", "strokeWidth": 2, "point": few}
+    return _spec(rows, {"encoding": encoding, "layer": [{"mark": mark}]})
 
 
 def error_rate_charts(
@@ -292,7 +273,6 @@ def side_by_side(parts: Sequence[Chart]) -> Spec:
         "$schema": SCHEMA,
         "background": "white",
         "config": {
-            **CONFIG,
             "title": {"anchor": "start", "subtitleColor": "gray"},
             "boxplot": {"median": {"color": "black"}},
         },
@@ -307,43 +287,11 @@ def _titled(chart: Chart) -> Spec:
     title = {"text": textwrap.wrap(chart.title, WIDTH // 7)}
     if chart.note:
         title["subtitle"] = textwrap.wrap(chart.note, WIDTH // 6)
-    return {**on_paper(chart.spec), "title": title, "width": WIDTH}
-
-
-def on_paper(spec: Spec) -> Spec:
-    """A specification without what only a page does, and with a legend of the lines."""
-    return {key: _on_paper(x) for key, x in spec.items() if key not in OF_PAGE}
-
-
-def _on_paper(part: Any) -> Any:
-    if isinstance(part, list):
-        return [_on_paper(x) for x in part if not _follows_pointer(x)]
-    if not isinstance(part, dict):
-        return part
-    part = {key: _on_paper(x) for key, x in part.items()}
-    if part.get("field") == "line" and "legend" in part:
-        part["legend"] = {"title": None, "symbolOpacity": 1}
-    return part
-
-
-def _follows_pointer(part: Any) -> bool:
-    """Whether a part of a specification is a layer that the pointer shows."""
-    return isinstance(part, dict) and "params" in part
+    return {**chart.spec, "title": title, "width": WIDTH}
 
 
 def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
-    """Chart as wide as its container; hidden lines are filtered first."""
-    return {
-        "$schema": SCHEMA,
-        "config": CONFIG,
-        "data": {"values": rows},
-        "params": [{"name": "hidden", "value": []}],
-        "transform": [{"filter": "indexof(hidden, datum.line) < 0"}],
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        **body,
-    }
+    return {"data": {"values": rows}, "height": height, **body}
 
 
 def _quantitative(field: str, **settings: Any) -> Spec:
@@ -361,7 +309,8 @@ def _by_line(order: Sequence[str], key: str) -> Spec:
     line_styles = styles(order)
     values = [line_styles[name][key] for name in order]
     scale = {"domain": list(order), "range": values}
-    return _nominal("line", scale=scale, legend=None)
+    legend = {"title": None, "symbolOpacity": 1}
+    return _nominal("line", scale=scale, legend=legend)
 
 
 def _labels(rows: list[dict], field: str, scale: Spec) -> Spec:

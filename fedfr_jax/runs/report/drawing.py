@@ -1,27 +1,24 @@
 """The charts and images of a run as files, drawn by vl-convert."""
 
-import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.files import replace_file
-from fedfr_jax.runs.evaluation_record import PICTURES, RECORD, file_name
+from fedfr_jax.runs.evaluation_record import PICTURES, file_name
 from fedfr_jax.runs.report.charts import Chart, side_by_side
 from fedfr_jax.runs.report.run_charts import (
     Line,
-    Rows,
     client_charts,
     curve_charts,
     partition_charts,
     rate_charts,
 )
+from fedfr_jax.runs.run_files import RunFiles
+from fedfr_jax.runs.terminal import show
 from fedfr_jax.types import Evaluation, ImageGrid
 
 NO_PLOTS = "No plots: pip install 'fedfr_jax[report]' to have them."
@@ -29,12 +26,7 @@ SCALE = 2  # pixels of a .png for a pixel of the chart
 
 
 def draw(
-    evaluations: Mapping[str, Mapping[str, Evaluation]],
-    rows: Mapping[str, Rows],
-    folder: str | pathlib.Path,
-    *,
-    data_report: Mapping[str, Any] = MappingProxyType({}),
-    say: Callable = print,
+    evaluations: Mapping[str, Mapping[str, Evaluation]], folder: str | pathlib.Path
 ) -> list[pathlib.Path]:
     """Draw what the page of a run shows, and its images, in the first process.
 
@@ -43,11 +35,8 @@ def draw(
     Images become .png in pictures/.
 
     Args:
-      evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends. Their
-        numbers are read from the stages' evaluation.json.
-      rows: {stage: rows of its metrics.jsonl}; a stage may be missing.
-      data_report: of the task's split.
-      say: prints one line, without reading markup in it.
+      evaluations: {stage: {evaluator: Evaluation}}, for their images.
+      folder: of the run, whose files have all numbers.
 
     Returns:
       The paths of the files; without vl-convert only those of images, after a message.
@@ -55,37 +44,24 @@ def draw(
     if not meshes.is_first_process():
         return []
     folder = pathlib.Path(folder)
-    images = _save_images(evaluations, folder / PICTURES)
-    lines = [
-        Line(stage, rows.get(stage, ()), _record(folder / stage))
-        for stage in dict.fromkeys([*evaluations, *rows])
-    ]
-    order = [line.name for line in lines]
+    images, paths = _save_images(evaluations, folder / PICTURES), []
     try:
-        paths = []
-        for name, of_file in _by_file(lines, order, data_report).items():
+        for name, of_file in _by_file(RunFiles(folder)).items():
             paths += save(folder / name, of_file)
     except ImportError:
-        say(NO_PLOTS)
-        return images
+        show(NO_PLOTS)
     return paths + images
 
 
-def _record(folder: pathlib.Path) -> dict[str, Any]:
-    """A stage's evaluation.json; {} if it has none."""
-    try:
-        return json.loads(manifest.read_bytes(folder / RECORD))
-    except FileNotFoundError:
-        return {}
-
-
-def _by_file(lines, order, data_report) -> dict[str, list[Chart]]:
+def _by_file(run: RunFiles) -> dict[str, list[Chart]]:
     """{file's name without ending: its charts}."""
-    files = {}
+    stages = run.stages.items()
+    lines = [Line(name, x.rows, x.evaluations) for name, x in stages]
+    order, files = [line.name for line in lines], {}
     if curves := curve_charts(lines, order)["main"]:
         files["rounds"] = curves
     others = rate_charts(lines, order) + client_charts(lines, order)
-    for chart in others + partition_charts(data_report):
+    for chart in others + partition_charts(run.partition):
         files.setdefault(file_name(chart.file), []).append(chart)
     return files
 

@@ -296,7 +296,7 @@ def public_training(
     rule, given = settings.loss(), facts.weights.get(at)
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
-    check_patterns(settings, where, params_of, mesh, f"^{CLASS_TABLE}$")
+    check_patterns(settings, where, params_of, mesh, table)
     distill = settings.distill and settings.distill.open(model, where)
     return CentralTrainer(
         settings=settings,

@@ -16,9 +16,37 @@ function colors() {
   };
 }
 
+// The page has one legend for all charts, hides lines, and follows the pointer.
+function ofPage(text) {
+  const spec = JSON.parse(text, (_, x) => x?.field === "line" && x.legend ? { ...x, legend: null } : x);
+  if (spec.layer?.[0].mark.type === "line") spec.layer.push(nearestPoint(spec.encoding));
+  return {
+    ...spec, width: "container", autosize: { type: "fit-x", contains: "padding" },
+    params: [{ name: "hidden", value: [] }],
+    transform: [{ filter: "indexof(hidden, datum.line) < 0" }],
+    config: { customFormatTypes: true, ...colors() },
+  };
+}
+
+function nearestPoint({ x, y }) {
+  const select = { type: "point", on: "pointerover", nearest: true, clear: "pointerout" };
+  return {
+    params: [{ name: "near", select }],
+    mark: { type: "point", filled: true, size: 90 },
+    encoding: {
+      opacity: { condition: { param: "near", empty: false, value: 1 }, value: 0 },
+      tooltip: [
+        // Only with a format is the line that of the point which is nearest.
+        { field: "line", type: "nominal", format: "", formatType: "toString" },
+        { field: "x", title: x.title, format: ".4~g" },
+        { field: "y", title: y.title, format: ".4~g" },
+      ],
+    },
+  };
+}
+
 async function draw(place) {
-  const spec = JSON.parse(place.dataset.spec);
-  spec.config = { ...spec.config, ...colors() };
+  const spec = ofPage(place.dataset.spec);
   const made = await vegaEmbed(place, spec, { actions: false, renderer: "svg" });
   made.view.signal("hidden", [...hidden]).runAsync();
   views.set(place, made);

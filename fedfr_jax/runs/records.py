@@ -132,17 +132,16 @@ class PerClient(TypedDict):
 
 
 class Curve(TypedDict):
-    """A curve: values of each field, two lists of one length and other numbers."""
+    """A curve: values of each field, lists of one length and numbers, lists first."""
 
     fields: list[str]
     values: list[list[MaybeFloat] | MaybeFloat]
 
 
 def _curve(curve: Curve) -> Curve:
-    first, others = curve["values"][:2], curve["values"][2:]
-    lengths = [len(x) for x in first if isinstance(x, list)]
-    _rule(len(lengths) == 2 and len({*lengths}) == 1, "two lists of one length")
-    _rule(not any(isinstance(x, list) for x in others), "numbers after two lists")
+    lists = [x for x in curve["values"] if isinstance(x, list)]
+    is_first = len(lists) > 1 and curve["values"][:2] == lists[:2]
+    _rule(is_first and len({*map(len, lists)}) == 1, "lists of one length, two first")
     return curve
 
 
@@ -176,7 +175,11 @@ class Map(TypedDict):
 
 def _curves(curves: dict[str, Curve]) -> dict[str, Curve]:
     if roc := curves.get("roc"):
-        _rule(roc["fields"][:2] == ["far", "tar"], "a roc of far and tar")
+        values = dict(zip(roc["fields"], roc["values"], strict=True))
+        counts = [values.get(name) for name in ("num_negatives", "num_positives")]
+        is_counted = not any(isinstance(x, list) for x in counts)
+        is_roc = is_counted and roc["fields"][:2] == ["far", "tar"]
+        _rule(is_roc, "a roc of far and tar, with numbers of pairs")
     return curves
 
 

@@ -21,15 +21,15 @@ from pydantic import TypeAdapter, ValidationError
 from fedfr_jax import manifest
 from fedfr_jax.files import read_regular
 from fedfr_jax.json_files import broken_rule
-from fedfr_jax.runs import locks
+from fedfr_jax.runs import locks, records
 from fedfr_jax.runs.remote import RUNNING
 from fedfr_jax.schema import hint
 from fedfr_jax.text import flat_config, printable
-from fedfr_jax.viewer import records
 
 CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.jsonl"
 EVALUATION, PARTITION = "evaluation.json", "partition.json"
 MAX_DEPTH = 4  # folders below the one whose runs are listed
+DAMAGED = "damaged"  # state of a run with a file that is not as it was written
 SKIPPED = ("checkpoints", "store", "tensorboard", "pictures")
 LARGEST = 2**27  # bytes of a file that is read whole
 
@@ -220,15 +220,17 @@ class RunFiles:
         is_newest = summary and summary.nanoseconds >= newest
         return "finished" if is_newest else "stopped"
 
-    @functools.cached_property
+    @property
     def state(self) -> str:
-        """State: running, finished, stopped or failed."""
+        """State of now: running, finished, stopped, failed; damaged, by files read."""
+        if self._files.is_damaged:
+            return DAMAGED
         return "running" if is_locked(self.folder) else self.settled
 
     @property
-    def is_damaged(self) -> bool:
-        """Whether a file read so far is not as it was written."""
-        return self._files.is_damaged
+    def age(self) -> str:
+        """Time since the last write."""
+        return age_text(time.time() - self.changed)
 
     @functools.cached_property
     def config(self) -> records.Config:
@@ -349,7 +351,6 @@ def last_numbers(run: RunFiles) -> dict[str, float]:
     return next((stage.last_numbers for stage in stages if stage.last_numbers), {})
 
 
-DAMAGED = "damaged"  # state of a run with a file that is not as it was written
 COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
 
 
@@ -369,11 +370,7 @@ class KnownRun(NamedTuple):
 
     def row_now(self) -> dict[str, Any]:
         """The row with the state and age of now."""
-        state = DAMAGED if self.run.is_damaged else self.run.settled
-        if state != DAMAGED and is_locked(self.run.folder):
-            state = "running"
-        age = age_text(time.time() - self.run.changed)
-        return {**self.row, "state": state, "age": age}
+        return {**self.row, "state": self.run.state, "age": self.run.age}
 
     def fits(self, row: Mapping[str, Any], words: Sequence[str]) -> bool:
         """Whether a row has all words: KEY=VALUE, or a part of its name or state."""
@@ -464,10 +461,9 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
         "metrics": numbers,
         "seconds": run.seconds,
         "changed": run.changed,
-        "age": age_text(time.time() - run.changed),
         "version": run.version,
     }
-    return {**row, "state": DAMAGED if run.is_damaged else run.state}  # all is read
+    return {**row, "state": run.state, "age": run.age}  # all is read
 
 
 def sort_rows(rows: list[dict], key: str) -> list[dict]:
