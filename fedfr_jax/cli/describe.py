@@ -196,7 +196,7 @@ def _sections() -> Mapping[str, Callable]:
     }
     for task, spec in TASKS.items():
         found[f"evaluation.{task}"] = spec.sections["evaluation"]
-        if task != "faces":
+        if hasattr(spec.methods.loss, "own"):  # unlike a margin loss
             found[f"methods.loss.{task}"] = spec.methods.loss.own
     return found
 

@@ -14,7 +14,6 @@ Args:
 
 from collections.abc import Callable
 
-from fedfr_jax.losses.binary import CONVERTERS
 from fedfr_jax.losses.margin_losses import (
     adaface,
     arcface,
@@ -44,7 +43,6 @@ LOSSES = {
 }
 
 __all__ = [
-    "CONVERTERS",
     "LOSSES",
     "masked_mean",
     "register_loss",
