@@ -26,19 +26,20 @@ from fedfr_jax.data.stream import Stream, example_shape, stream
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.client import EqualRows, Population
 from fedfr_jax.federated.inference import client_models
-from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.participation import with_counted_work
 from fedfr_jax.federated.privacy import ledger as ledgers
 from fedfr_jax.federated.privacy.accountant import continued
 from fedfr_jax.federated.privacy.ledger import Ledger, num_rounds
-from fedfr_jax.federated.run_settings import check_settings, settings_of
+from fedfr_jax.federated.rounds import advance
+from fedfr_jax.federated.run_settings import check_settings, describe_run
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
     start_simulation,
 )
-from fedfr_jax.federated.state import RoundLog, Settings, Simulation
+from fedfr_jax.federated.state import RoundLog, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
 from fedfr_jax.json_files import parse_json
@@ -314,7 +315,7 @@ def init(
       mesh: None takes every device.
       folder: of the store of personal states; None takes a temporary folder.
       options: cohort_size, local_epochs, clients_per_device, seed, sampling,
-        reproducible_sum and systems, see `federated.state.Settings`.
+        reproducible_sum and systems, see `federated.settings.Settings`.
 
     Raises:
       ValueError: for unknown options, sizes out of range, images that are not
@@ -330,8 +331,8 @@ def init(
         batching,
         data.dataset,
         data.population,
+        Settings(**options),
         mesh=mesh or meshes.make_mesh(),
-        **options,
     )
     check_steps(sim, options.get("local_epochs", 1))
     server = start_simulation(sim, {"batch_stats": {}, **variables})
@@ -491,7 +492,7 @@ def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
     arrays = {"round_number": run.round_number, "ids": ids}
     arrays["num_clients"] = run.store.population
     arrays["ledger"] = ledgers.to_json(run.ledger)
-    arrays["settings"] = json.dumps(settings_of(run.sim, run.clients))
+    arrays["settings"] = json.dumps(describe_run(run.sim, run.clients))
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
         for name, leaf in trees.by_name(tree).items():
             arrays[f"{part}/{name}"] = np.asarray(leaf)
@@ -538,7 +539,7 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
         raise ValueError(
             f"{path} must have no other arrays than the run, got {min(arrays)}."
         )
-    check_settings(path, before, settings_of(run.sim, run.clients))
+    check_settings(path, before, describe_run(run.sim, run.clients))
     store = run.store
     if store.newest():
         store = open_store(run.sim, run.server)

@@ -30,8 +30,9 @@ from fedfr_jax.federated.remote import (
     client_data_of,
     describe_example,
 )
+from fedfr_jax.federated.run_settings import describe_training
 from fedfr_jax.federated.sampling import Sampling
-from fedfr_jax.federated.state import Settings
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.systems.settings import SystemsConfig
 from fedfr_jax.files import replace_file
 from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
@@ -43,7 +44,7 @@ from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
 ROUNDS, WORKDIR = "num-server-rounds", "workdir"  # keys of a Flower run's config
 MAX_SKIPPED = 3  # rounds in a row
-RAW = "raw"  # serialization of arrays that the server reads, see `EncodedArray`
+RAW = "raw"  # serialization of arrays that the server reads: their bytes
 PERSONAL, STATES = "personal", "state-folder"  # of a node: its record, key of config
 Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
 
@@ -111,8 +112,7 @@ def build_deployment(
         settings=settings,
         max_weight=max_weight,
     )
-    check_deployment(deployment)
-    return deployment
+    return check_deployment(deployment)
 
 
 def _load_client_data(load: Callable, batching: Batching, client: int) -> ClientData:
@@ -147,9 +147,7 @@ def from_config(
     experiment = build(sections)
     check_choice("method", method, experiment.stages)
     with naming(f"config.methods.{method}"):
-        deployment = _deployment_of(experiment, method, run)
-        check_deployment(deployment)
-    return deployment
+        return check_deployment(_deployment_of(experiment, method, run))
 
 
 def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
@@ -175,12 +173,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
         client_data=client_data_of(experiment.task.dataset, population),
         num_clients=population.num_clients,
         batching=experiment.batching,
-        settings=Settings(
-            local_epochs=federation.epochs_of(trainer),
-            cohort_size=federation.cohort_size,
-            seed=experiment.seed,
-            sampling=federation.sampling,
-        ),
+        settings=federation.rounds_of(trainer, population.num_clients, experiment.seed),
     )
 
 
@@ -199,14 +192,8 @@ def _variables_before(experiment, method: str, run: str | None) -> PyTree | None
     return read_stage(experiment, start, pathlib.Path(run)).variables
 
 
-def _hashable_config(given: Given, *configs: Mapping[str, Any]) -> tuple:
-    """Hashable arguments of `given`: sorted config items, () for a deployment."""
-    items = {k: x for config in configs for k, x in config.items()}
-    return () if isinstance(given, Deployment) else tuple(sorted(items.items()))
-
-
-def _resolve(given: Given, items: tuple) -> Deployment:
-    return given if isinstance(given, Deployment) else given(dict(items))
+def _resolve(given: Given, config: Mapping[str, Any]) -> Deployment:
+    return given if isinstance(given, Deployment) else given(config)
 
 
 def _from_record(record) -> dict[str, np.ndarray]:
@@ -299,12 +286,15 @@ def client_app(given: Given):
 
     @functools.cache
     def build_from(items):
-        deployment = _resolve(given, items)
+        deployment = _resolve(given, dict(items))
         return deployment, build_client(deployment)
 
     def resolve(context):
-        items = _hashable_config(given, context.run_config, context.node_config)
-        deployment, train = build_from(items)
+        config = {**context.run_config, **context.node_config}
+        is_built = isinstance(given, Deployment)  # once for all nodes of a process
+        deployment, train = build_from(
+            () if is_built else tuple(sorted(config.items()))
+        )
         client: Any = context.node_config.get("partition-id")
         origin = "partition-id of the SuperNode's --node-config"
         check_client_id(origin, client, deployment.num_clients)
@@ -328,7 +318,10 @@ def client_app(given: Given):
         reply, personal = step(client, task, arrays, before)
         rounds = task.round + 1, task.accepted
         ClientState(task.run, rounds, personal, before).save(context, client)
-        update = {k: Array(*x[:2], RAW, x.data) for k, x in reply.arrays.items()}
+        update = {
+            name: Array(str(x.dtype), x.shape, RAW, x.tobytes())
+            for name, x in reply.arrays.items()
+        }
         reply_content = {
             "task": ConfigRecord({"run": reply.run, "round": reply.round}),
             "update": ArrayRecord(update),
@@ -369,7 +362,7 @@ def server_app(
 
     @app.main()
     def main(grid, context):
-        deployment = _resolve(given, _hashable_config(given, context.run_config))
+        deployment = _resolve(given, dict(context.run_config))
         number = context.run_config.get(ROUNDS, rounds)
         check_values("", {ROUNDS: number}, {ROUNDS: Count})
         folder = context.run_config.get(WORKDIR, workdir)
@@ -395,7 +388,10 @@ def train_rounds(
       ValueError: when the first round would exceed the privacy budget; later ones that
         would are not trained.
     """
-    with open_server_state(workdir, settings_of(deployment)) as folder:
+    settings = describe_training(
+        deployment.algorithm, deployment.settings, deployment.num_clients
+    )
+    with open_server_state(workdir, settings) as folder:
         nodes, num_skipped = Nodes(grid, deployment.num_clients, folder), 0
         nodes.wait(timeout)
         server = build_server(deployment, nodes.example)
@@ -426,21 +422,3 @@ def train_rounds(
                     "See the log, and those of the SuperNodes, then `flwr run` again."
                 )
     return state
-
-
-def settings_of(deployment: Deployment) -> dict[str, Any]:
-    """Settings that all rounds of a training must share, in JSON's types."""
-    privacy = deployment.algorithm.privacy
-    if privacy:
-        if noise := privacy.noise:
-            noise = [noise.name, *(x for x in noise if isinstance(x, int))]
-        privacy = {**privacy._asdict(), "noise": noise}
-        del privacy["epsilon"]  # a limit
-    return {
-        "algorithm": repr(deployment.algorithm),
-        "num_clients": deployment.num_clients,
-        "cohort_size": deployment.cohort_size,
-        "seed": deployment.settings.seed,
-        "sampling": deployment.settings.sampling._asdict(),
-        "privacy": privacy,
-    }

@@ -14,7 +14,6 @@ import numpy as np
 from fedfr_jax.federated.answers import (
     Answer,
     ClientReply,
-    EncodedArray,
     quote,
     read_example,
 )
@@ -196,11 +195,7 @@ def read_reply(reply) -> ClientReply:
     if reply.has_error():
         raise ConnectionError(reason(reply))
     task, update, metrics = records(reply, SENT)
-    arrays = {
-        name: EncodedArray(x.dtype, tuple(x.shape), x.data)
-        for name, x in update.items()
-    }
-    return ClientReply(task.get("run"), task.get("round"), arrays, metrics)
+    return ClientReply(task.get("run"), task.get("round"), update, metrics)
 
 
 def ask(

@@ -78,6 +78,17 @@ class Model(NamedTuple):
         return self.apply_with_features
 
     @property
+    def output(self) -> Callable[[PyTree, Any], jax.Array]:
+        """(variables, x) -> the output of `apply` in evaluation mode."""
+        apply = self.apply
+        return lambda variables, x: apply(variables, x, False)[0]
+
+    def wrapped(self, wrap: Callable[[Callable], Callable]) -> "Model":
+        """The model with `wrap` around its functions."""
+        features = self.apply_with_features and wrap(self.apply_with_features)
+        return self._replace(apply=wrap(self.apply), apply_with_features=features)
+
+    @property
     def flops(self) -> int:
         """FLOPs of one image, twice the multiply-adds, if the network counts them."""
         assert self.count_flops

@@ -43,9 +43,8 @@ from lease_works import (
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
-from fedfr_jax.federated.many_rounds import advance
+from fedfr_jax.federated.rounds import advance, assign, load_round
 from fedfr_jax.federated.sampling import sample_cohort
-from fedfr_jax.federated.simulation import load_round
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Cohort
@@ -189,7 +188,7 @@ def compiled_round(sim, server):
     def arguments(server, round):
         sizes = len(sim.population.num_classes), sim.settings.cohort_size
         ids = sample_cohort(0, round, *sizes)
-        work = simulations.assign(sim, server, store, Cohort(ids, round))
+        work = assign(sim, server, store, Cohort(ids, round))
         loaded = load_round(sim.runs, [work], round)
         ((rows, slots, table),) = loaded.segments
         return server, rows, slots, loaded.order, table, loaded.shared

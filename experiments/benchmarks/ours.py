@@ -17,7 +17,8 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.settings import Federation
+from fedfr_jax.federated.rounds import run_cohort
+from fedfr_jax.federated.settings import Federation, Settings
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
@@ -99,14 +100,16 @@ def faces(work, model=None):
     return trainer.algorithm, start, None, feed
 
 
-def build(work, data, made=None, sizes=None, **options):
+def build(work, data, made=None, sizes=None, mesh=None, **options):
     """(simulation, server, logits or None).
 
     Args:
       sizes: [N] images of each client; None for the workload's own number.
       made: what `classifier` or `faces` gives; None for the workload's own.
-      options: of `simulation`, such as clients_per_device.
+      options: of `Settings`, such as clients_per_device.
     """
+    settings = {"cohort_size": work.cohort, "local_epochs": work.epochs, **options}
+    settings = Settings(**settings)
     algorithm, variables, logits, feed = made or maker(work)(work)
     num_rows = work.population * work.examples
     if sizes is None:
@@ -121,9 +124,8 @@ def build(work, data, made=None, sizes=None, **options):
             np.concatenate([[0], np.cumsum(sizes)]),
             np.full(work.population, work.num_classes, np.int32),
         ),
-        cohort_size=work.cohort,
-        local_epochs=work.epochs,
-        **{"mesh": make_mesh(), **options},
+        settings,
+        mesh=mesh or make_mesh(),
     )
     return sim, simulation.start_simulation(sim, variables), logits
 
@@ -138,7 +140,7 @@ def main():
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
         with clock:
-            server, outcome = simulation.run_cohort(sim, server, store, cohort)
+            server, outcome = run_cohort(sim, server, store, cohort)
             jax.block_until_ready(server)
     plan, test, facts = outcome.schedule, None, {"loss": outcome.metrics["loss"].mean()}
     if logits:

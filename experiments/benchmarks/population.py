@@ -77,6 +77,7 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
     from fedfr_jax.federated.algorithms.personal import with_personal_layers
     from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
+    from fedfr_jax.federated.settings import Settings
     from fedfr_jax.federated.simulation import build_simulation, start_simulation
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.types import Augment, Dataset, LocalTraining
@@ -108,8 +109,8 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
         Batching(1, Augment(apply, num_views=1)),
         table,
         population,
+        Settings(cohort_size=cohort),
         mesh=make_mesh(1),
-        cohort_size=cohort,
     )
     params = {"body": jnp.ones((4, 64)), "head": jnp.zeros((10, 64))}
     return sim, start_simulation(sim, {"params": params, "batch_stats": {}})
@@ -117,13 +118,14 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
 
 def alone(num_clients: int, cohort: int, is_virtual: bool) -> dict:
     """Memory and openings of one population, in this process."""
-    from fedfr_jax.federated.simulation import open_store, simulate_round
+    from fedfr_jax.federated.rounds import advance
+    from fedfr_jax.federated.simulation import open_store
 
     sim, server = build(num_clients, cohort, is_virtual)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(sim, server, folder)
         for round in range(ROUNDS_ALONE):
-            server, _ = simulate_round(sim, server, store, round)
+            server, _ = advance(sim.runs, server, [store], round)
         store.flush(ROUNDS_ALONE)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         del store
@@ -197,11 +199,11 @@ def in_turns(args) -> dict[int, dict]:
 
 def play_round(run, round: int):
     """(run after the round, (ms until it was back, ms until its rows were written))."""
-    from fedfr_jax.federated.simulation import simulate_round
+    from fedfr_jax.federated.rounds import advance
 
     sim, server, store = run
     begin = time.perf_counter()
-    server, _ = simulate_round(sim, server, store, round)
+    server, _ = advance(sim.runs, server, [store], round)
     back = time.perf_counter()
     store.settle()
     written = time.perf_counter()

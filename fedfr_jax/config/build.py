@@ -14,7 +14,6 @@ from fedfr_jax import parts
 from fedfr_jax.data.stream import example_shape
 from fedfr_jax.federated.participation import check_participation
 from fedfr_jax.federated.privacy.mechanism import check_prepare
-from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import is_url
 from fedfr_jax.parts import section
 from fedfr_jax.plan.shapes import disclose_stage
@@ -145,7 +144,7 @@ def _check_rounds(
     federation = experiment.federation
     min_epochs = int(np.min(federation.epochs_of(trainer)))
     num_clients = experiment.task.population.num_clients
-    settings = Settings(**federation.options_of(trainer, num_clients))
+    settings = federation.rounds_of(trainer, num_clients, experiment.seed)
     check_participation(settings, trainer.algorithm, num_clients)
     _check_steps(trainer, experiment)
     trainer.algorithm.check_epochs(min_epochs)

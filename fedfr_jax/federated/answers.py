@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -29,12 +29,12 @@ DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16")
 DTYPES += ("float32", "float64")  # of examples
 
 
-class EncodedArray(NamedTuple):
-    """An array on its way."""
+class SentArray(Protocol):
+    """An array of NumPy, or one that has travelled."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes  # in C order
+    dtype: Any  # or its name
+    shape: Any
+    data: Any  # in C order; of one that has travelled bytes
 
 
 class ClientReply(NamedTuple):
@@ -42,7 +42,7 @@ class ClientReply(NamedTuple):
 
     run: str  # as of the task, with `round`
     round: int
-    arrays: Mapping[str, EncodedArray]
+    arrays: Mapping[str, SentArray]
     metrics: Mapping[str, float]  # none of a private algorithm
 
 
@@ -67,35 +67,27 @@ def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in leaves.items()}
 
 
-def encode(arrays: Mapping[str, np.ndarray]) -> dict[str, EncodedArray]:
-    """Encode arrays by name."""
-    return {
-        name: EncodedArray(str(x.dtype), x.shape, x.tobytes())
-        for name, x in arrays.items()
-    }
-
-
-def from_arrays(
-    arrays: Mapping[str, EncodedArray] | Mapping[str, np.ndarray], template: PyTree
-) -> PyTree:
-    """Convert arrays by name, encoded or not, to a tree like `template`.
+def from_arrays(arrays: Mapping[str, SentArray], template: PyTree) -> PyTree:
+    """Convert arrays by name to a tree like `template`.
 
     Raises:
       ValueError: for an array that is missing, too much, or not like the template's.
     """
     check_names("arrays", arrays, [*trees.by_name(template)])
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _decode(trees.path_name(path), arrays, leaf), template
-    )
+
+    def read(path, leaf):
+        name = trees.path_name(path)
+        return _read_array(name, arrays[name], leaf)
+
+    return jax.tree_util.tree_map_with_path(read, template)
 
 
-def _decode(name: str, arrays: Mapping[str, Any], leaf) -> np.ndarray:
-    x, dtype = arrays[name], np.dtype(leaf.dtype)
-    if isinstance(x, np.ndarray):  # bfloat16 has another name in files of NumPy
-        x = x.view(dtype) if x.dtype.kind == "V" else x
-        actual = str(x.dtype), x.shape, x.nbytes
-    else:
-        actual = x.dtype, x.shape, len(x.data)
+def _read_array(name: str, x: SentArray, leaf) -> np.ndarray:
+    dtype = np.dtype(leaf.dtype)
+    if isinstance(x, np.ndarray) and x.dtype.kind == "V":  # a file's bfloat16
+        x = x.view(dtype)
+    num_bytes = x.nbytes if isinstance(x, np.ndarray) else len(x.data)
+    actual = str(x.dtype), tuple(x.shape), num_bytes
     expected = str(dtype), tuple(leaf.shape), math.prod(leaf.shape) * dtype.itemsize
     if actual != expected:
         raise ValueError(

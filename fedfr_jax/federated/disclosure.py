@@ -285,14 +285,10 @@ def arrays_of(tree: PyTree) -> list[SentArray]:
 class Disclosure(NamedTuple):
     """What one client of a round sends, receives and keeps."""
 
+    trace: ClientTrace
     summed: Sequence[SentArray]  # sent, and added up over the cohort
     per_client: Sequence[SentArray]  # sent, and used for each client alone
-    prepared: Sequence[SentArray]  # sent before training, for a `prepare`
-    prepared_first: Sequence[SentArray]  # the same, in the first round only
-    received: Sequence[SentArray]  # of the server, that the client computes with
     kept: Sequence[SentArray]  # stays with the client
-    metrics: Sequence[str]  # numbers that a run writes down for every client
-    communication: Communication
     is_exact: bool  # the update is summed as whole numbers, as a secure sum does
     can_be_exact: bool  # it would be, with the link `quantize`
     covered: str = ""  # description of differential privacy, "" without
@@ -319,14 +315,10 @@ def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosur
         is_integer = [jnp.issubdtype(x.dtype, jnp.integer) for x in leaves]
         is_exact = bool(leaves) and all(is_integer)
     return Disclosure(
+        trace=trace,
         summed=summed,
         per_client=per_client,
-        prepared=trace.prepared,
-        prepared_first=trace.prepared_first,
-        received=trace.received,
         kept=arrays_of({"personal": row}),
-        metrics=sorted(output.metrics),
-        communication=trace.communication,
         is_exact=is_exact,
         can_be_exact=_can_quantize(algorithm.aggregator),
         covered=_covered(algorithm.privacy) if algorithm.privacy else "",
@@ -363,8 +355,9 @@ def _covered(privacy: Any) -> str:
 
 def format_disclosure(method: str, disclosure: Disclosure) -> str:
     """Format a disclosure as text, by who sees what."""
-    up, down = disclosure.communication
-    before, at_first = disclosure.prepared, disclosure.prepared_first
+    trace = disclosure.trace
+    before, at_first = trace.prepared, trace.prepared_first
+    up, down = trace.communication
     lines = [f"{method}", f"  sent up, {up / MIB:.3g} MiB per client and round"]
     if before:
         lines += _listed("for what the server prepares", before)
@@ -374,12 +367,12 @@ def format_disclosure(method: str, disclosure: Disclosure) -> str:
         *_listed("summed over the cohort", disclosure.summed),
         *_listed("seen client by client", disclosure.per_client),
         f"  sent down, {down / MIB:.3g} MiB",
-        *_listed("read by every client of the cohort", disclosure.received),
+        *_listed("read by every client of the cohort", trace.received),
         "  stays with the client",
         *_listed("personal state", disclosure.kept),
         f"  the server sees {_seen(disclosure)}.",
         f"  differential privacy covers {disclosure.covered or 'nothing'}.",
-        f"  written down for every client: {', '.join(disclosure.metrics)}.",
+        f"  written down for every client: {', '.join(sorted(trace.output.metrics))}.",
     ]
     return "\n".join(lines)
 
@@ -396,7 +389,7 @@ def _seen(disclosure: Disclosure) -> str:
         seen = "each client's update, of which it needs the sum alone"
         if disclosure.can_be_exact:
             seen += ": with the link `quantize` a secure sum can hide single ones"
-    if disclosure.prepared or disclosure.prepared_first:
+    if disclosure.trace.prepared or disclosure.trace.prepared_first:
         seen += ", and before it what each client sends for what it prepares"
     return seen
 

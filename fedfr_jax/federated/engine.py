@@ -20,7 +20,6 @@ numbers, adds them, and sends the result to all, a reduce-scatter and an all-gat
 a fixed order of additions. Means multiply by a reciprocal, see `trees.divide`.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable
@@ -204,51 +203,28 @@ def sum_over_devices(mesh: Mesh, total, shards: int):
 def _add_partial_sums(total, shards: int, count: int):
     """Sum on one of `count` devices, which has [V' / count, ...] of the shards.
 
-    Scalars (logs of `LogScaled` trees, counts) go to all devices; of arrays each device
-    adds up a chunk, of all leaves together. The chunks' sums are gathered leaf by leaf,
-    which TPUs and GPUs do in one operation: a CPU rounds what is read out of the middle
-    of an array otherwise than an array of its own.
+    Scalars (logs of `LogScaled` trees, counts) go to all devices; of an array each
+    device adds up a chunk.
     """
-    leaves, structure = jax.tree.flatten(total)
-    shapes = [x.shape[1:] for x in leaves]
 
     def gather(x):
         return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
-    def scatter(x):
-        return jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
+    def scatter(x):  # [V' / count, ...] -> [V', m] of all shards, or [V']
+        if x.ndim == 1:
+            return gather(x)
+        flat = x.reshape(len(x), -1)
+        flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % count)))
+        chunks = flat.reshape(len(x), count, -1)
+        return jax.lax.all_to_all(chunks, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
 
-    scalar_ids = [i for i, shape in enumerate(shapes) if not shape]
-    array_ids = [i for i, shape in enumerate(shapes) if shape]
-    scalars = _send_packed(gather, [leaves[i] for i in scalar_ids])
-    chunks = [_to_chunks(leaves[i], count) for i in array_ids]
-    chunks = _send_packed(scatter, chunks)
-    terms = dict(zip(scalar_ids + array_ids, scalars + chunks, strict=True))
-    terms = structure.unflatten(terms[i][:shards] for i in range(len(leaves)))
-    summed = jax.tree.leaves(pairwise(terms, shards))
-    for i in array_ids:
-        summed[i] = gather(summed[i])[: math.prod(shapes[i])].reshape(shapes[i])
-    return structure.unflatten(summed)
+    def whole(chunk, x):
+        if x.ndim == 1:
+            return chunk
+        return gather(chunk)[: x[0].size].reshape(x.shape[1:])
 
-
-def _to_chunks(x, count):
-    """Reshape [n, ...] to [n, count, m], padded with zeros."""
-    flat = x.reshape(len(x), -1)
-    missing = -flat.shape[1] % count
-    return jnp.pad(flat, ((0, 0), (0, missing))).reshape(len(x), count, -1)
-
-
-def _send_packed(send, arrays):
-    """Apply `send` to arrays that differ in their last axis, concatenated by dtype."""
-    received = {}
-    for dtype in dict.fromkeys(x.dtype for x in arrays):
-        ids = [i for i, x in enumerate(arrays) if x.dtype == dtype]
-        parts = [arrays[i][:, None] if arrays[i].ndim == 1 else arrays[i] for i in ids]
-        packed = send(jnp.concatenate(parts, axis=-1))
-        ends = np.cumsum([x.shape[-1] for x in parts])[:-1].tolist()
-        for i, x in zip(ids, jnp.split(packed, ends, axis=-1), strict=True):
-            received[i] = x[..., 0] if arrays[i].ndim == 1 else x
-    return [received[i] for i in range(len(arrays))]
+    chunks = jax.tree.map(lambda x: scatter(x)[:shards], total)
+    return jax.tree.map(whole, pairwise(chunks, shards), total)
 
 
 def pairwise(tree, count: int):
@@ -527,6 +503,23 @@ def row_access(mesh: Mesh) -> tuple[Callable, Callable]:
         return jax.lax.with_sharding_constraint(rows, whole)
 
     return take, put
+
+
+def vmap_members(functions: Round, mesh: Mesh) -> Round:
+    """vmap a round over S members, on the second axis of sharded inputs.
+
+    They share a table; a member's slots have the places of its rows.
+    """
+    shared = (0, None, 0, 0)  # (extra, round, key, hyper)
+    segment = 1, 1, None, shared  # rows, slots, table
+    take, put = row_access(mesh)
+    return build_one_call(
+        start=jax.vmap(functions.start, (0, *segment), 1),
+        run=jax.vmap(functions.run, (1, 0, *segment), 1),
+        finish=jax.vmap(functions.finish, (0, 1, 1, 0, shared)),
+        take=jax.vmap(take, (0, 1), 1),
+        put=jax.vmap(put, (0, 1, 1), 0),
+    )
 
 
 def _first(x):

@@ -77,8 +77,7 @@ def gather(model: Model) -> Model:
 
         return call
 
-    features = model.apply_with_features and wrapped(model.apply_with_features)
-    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+    return model.wrapped(wrapped)
 
 
 def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:

@@ -67,11 +67,8 @@ def on_unpacked(model: Model) -> Model:
 
         return call
 
-    features = model.apply_with_features and wrapped(model.apply_with_features)
     # Gathered first: a vector that is cut over devices must be whole before the split.
-    return gather(
-        model._replace(apply=wrapped(model.apply), apply_with_features=features)
-    )
+    return gather(model.wrapped(wrapped))
 
 
 def pack_networks(tree: PyTree, at: str = "") -> PyTree:

@@ -6,6 +6,8 @@ rounds need to know. The host's loop knows nothing else of sampling, of clients 
 fail or take time, and of privacy budgets.
 """
 
+import functools
+
 import jax
 import numpy as np
 
@@ -14,28 +16,31 @@ from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.sampling import (
     check_built_for,
-    check_sampling,
     sample_clients,
+    sample_cohort,
 )
-from fedfr_jax.federated.state import RoundLog, Settings, Simulation
-from fedfr_jax.federated.systems.asynchronous import next_buffer
+from fedfr_jax.federated.settings import Settings, check_rounds
+from fedfr_jax.federated.state import RoundLog, Simulation
+from fedfr_jax.federated.systems.asynchronous import Begun, next_buffer, with_versions
+from fedfr_jax.federated.systems.devices import Profiles, seconds_of, steps_before
 from fedfr_jax.federated.systems.failures import (
     Dropout,
     Stragglers,
     active_clients,
-    check_stragglers,
     client_epochs,
     drop_clients,
     num_trained,
 )
-from fedfr_jax.federated.systems.rounds import (
-    begin_client,
-    check_systems,
-    check_together,
-    next_cohort,
-    with_losses,
+from fedfr_jax.federated.systems.sampling import Known, choose
+from fedfr_jax.federated.systems.settings import Systems, check_together
+from fedfr_jax.federated.systems.state import (
+    SystemsState,
+    WithSystems,
+    as_bits,
+    as_seconds,
+    plain_server,
+    with_systems_state,
 )
-from fedfr_jax.federated.systems.state import WithSystems, as_seconds, plain_server
 from fedfr_jax.ranges import MAX
 from fedfr_jax.types import Algorithm, AnyArray, Cohort, Participation, PyTree
 
@@ -44,16 +49,12 @@ def check_participation(
     settings: Settings, algorithm: Algorithm, num_clients: int
 ) -> Settings:
     """Check who shall take part in rounds; return the settings with K."""
-    systems, stragglers = settings.systems, settings.stragglers
-    cohort_size = systems.num_counted(settings.cohort_size or num_clients)
     check_built_for(algorithm, num_clients)
-    check_sampling(settings.sampling, num_clients, cohort_size)
-    check_systems(systems, num_clients, cohort_size)
-    check_together(systems, stragglers, settings.sampling, algorithm)
-    algorithm.check_cohort(num_trained(stragglers, cohort_size))
-    if not callable(settings.local_epochs):
-        check_stragglers(stragglers, int(np.min(settings.local_epochs)), cohort_size)
-    return settings._replace(cohort_size=cohort_size)
+    settings = check_rounds(settings, num_clients)
+    stragglers = settings.stragglers
+    check_together(settings.systems, stragglers, settings.sampling, algorithm)
+    algorithm.check_cohort(num_trained(stragglers, settings.cohort_size))
+    return settings
 
 
 def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
@@ -71,6 +72,15 @@ def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
     return sim._replace(work=work)
 
 
+def with_systems(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algorithm:
+    """Add the systems state to an algorithm, if it needs one."""
+    if systems.asynchronous is not None:
+        return with_versions(algorithm, systems.asynchronous)
+    if not systems.has_state:
+        return algorithm
+    return with_systems_state(algorithm, num_clients if systems.sampling else 0)
+
+
 def before_round(sim: Simulation, server: PyTree, round: int) -> Cohort:
     """Cohort of the next round.
 
@@ -79,9 +89,12 @@ def before_round(sim: Simulation, server: PyTree, round: int) -> Cohort:
     """
     if sim.accountant is not None:
         check_round(sim.accountant, round)
-    if isinstance(server, WithSystems):
-        return cohort_of_systems(sim, server.systems_state, round)
-    return cohort_of_round(sim.settings, sim.population.num_clients, round)
+    if not isinstance(server, WithSystems):
+        return cohort_of_round(sim.settings, sim.population.num_clients, round)
+    state = jax.device_get(server.systems_state)
+    if (settings := sim.settings.systems.asynchronous) is None:
+        return next_cohort(sim, state, round)
+    return next_buffer(settings, state, round, functools.partial(start_client, sim))
 
 
 def cohort_of_round(settings: Settings, num_clients: int, round: int) -> Cohort:
@@ -103,29 +116,114 @@ def cohort_of_round(settings: Settings, num_clients: int, round: int) -> Cohort:
     return Cohort(ids, round, part)
 
 
-def cohort_of_systems(sim: Simulation, state: PyTree, round: int) -> Cohort:
-    """Cohort of a round with clients that take time, or are chosen by loss."""
-    settings, state = sim.settings, jax.device_get(state)
-    systems, population = settings.systems, sim.population
+def next_cohort(sim: Simulation, state: SystemsState, round: int) -> Cohort:
+    """Run a synchronous round's systems: its cohort, with the state at its end.
 
-    def steps_of(ids, round):
-        return full_steps(sim, ids, round)
+    The server asks more of the available clients than it needs, and uses the first K
+    updates that arrive before the deadline. Late clients, like those that drop out
+    before training, are treated as if they had not been asked. All of it is known
+    before training, because durations are computed and not measured: the round that is
+    then trained is an ordinary one of the clients that take part.
 
-    if systems.asynchronous is not None:
-        begin = begin_client(
-            systems, sim.work, settings.seed, population.num_clients, steps_of
-        )
-        return next_buffer(systems.asynchronous, state, round, begin)
-    return next_cohort(
-        systems,
-        sim.work,
-        state,
-        round,
-        cohort_size=settings.cohort_size,
-        seed=settings.seed,
-        population=population,
-        steps_of=steps_of,
+    A function of (seed, round, state). The cohort has as many entries in every round.
+    """
+    settings, systems = sim.settings, sim.settings.systems
+    number = systems.num_asked(settings.cohort_size)
+    time, ids = ask_clients(sim, state, round, number)
+    steps = full_steps(sim, ids, round)
+    part = drop_clients(systems.dropout, ids, settings.seed, round)
+    part = part._replace(max_steps=steps)
+    if systems.profiles is not None:
+        part, seconds = until_enough(sim, systems.profiles, ids, steps, part)
+        time += seconds
+    state = state._replace(clock=as_bits(time))
+    index = np.resize(np.arange(len(ids)), number)
+    is_there = np.arange(number) < len(ids)  # further entries are absent clients
+    part = part.take(index)
+    part = part._replace(
+        is_present=part.is_present & is_there, is_received=part.is_received & is_there
     )
+    return Cohort(ids[index], round, part, state)
+
+
+def ask_clients(
+    sim: Simulation, state: SystemsState, round: int, number: int
+) -> tuple[float, np.ndarray]:
+    """Time at which clients are available, and ids of those asked, ascending."""
+    systems, seed = sim.settings.systems, sim.settings.seed
+    time = float(as_seconds(state.clock))
+    all_clients = available = np.arange(sim.population.num_clients)
+    if systems.availability is not None:
+        wait = systems.availability.wait(time)
+        if wait.min() > 0:  # until the first one comes
+            time += wait.min()
+            wait = systems.availability.wait(time + 1e-3)
+        available = np.flatnonzero(wait == 0)
+    elif systems.sampling is None:
+        return time, sample_cohort(seed, round, len(all_clients), number)
+    client_facts = None
+    if systems.sampling is not None:
+        seconds = np.zeros(len(all_clients))
+        if systems.profiles is not None:
+            steps = full_steps(sim, all_clients, round)
+            seconds = seconds_of(systems.profiles, sim.work, all_clients, steps)
+        sizes = sim.population.sizes(all_clients)
+        client_facts = Known(sizes, state.loss, state.last_round, seconds)
+    rng = np.random.default_rng((seed, round, 4))
+    return time, choose(systems.sampling, rng, available, number, client_facts, round)
+
+
+def until_enough(
+    sim: Simulation,
+    profiles: Profiles,
+    ids: np.ndarray,
+    steps: np.ndarray,
+    part: Participation,
+) -> tuple[Participation, float]:
+    """Clients that arrive in time, and the duration of the round in seconds."""
+    systems, cohort_size = sim.settings.systems, sim.settings.cohort_size
+    is_present = part.is_present
+    if systems.deadline:
+        max_steps = steps_before(systems.deadline, profiles, sim.work, ids)
+        is_late = max_steps < (np.minimum(steps, 1) if systems.partial_work else steps)
+        steps, is_present = np.minimum(steps, max_steps), is_present & ~is_late
+    seconds = seconds_of(profiles, sim.work, ids, steps)
+    arrives = is_present & part.is_received
+    first = np.flatnonzero(arrives)
+    first = first[np.argsort(seconds[first], kind="stable")][:cohort_size]
+    if len(first) == cohort_size:
+        end = seconds[first[-1]]
+    else:  # until all have finished
+        end = seconds[is_present].max(initial=0.0)
+        is_waited_for = part.is_present & ~is_present
+        end = max(end, systems.deadline) if is_waited_for.any() else end
+    is_received = np.zeros(len(ids), bool)
+    is_received[first] = True
+    is_lost = is_present & ~part.is_received & (seconds <= end)
+    return Participation(is_received | is_lost, is_received, steps), float(end)
+
+
+def start_client(sim: Simulation, start: int, time: float, busy, version: int) -> Begun:
+    """Start a client of an asynchronous run, see `asynchronous.next_buffer`.
+
+    A function of (seed, number of the start): any client who is there and not busy, or
+    the first one to come.
+    """
+    systems, work = sim.settings.systems, sim.work
+    assert (profiles := systems.profiles) is not None
+    rng = np.random.default_rng((sim.settings.seed, start, 5))
+    wait = np.zeros(sim.population.num_clients)
+    if systems.availability is not None:
+        wait = systems.availability.wait(time)
+    wait[busy] = np.inf
+    client = int(rng.choice(np.flatnonzero(wait == wait.min())))
+    before, after = rng.random(2)
+    time, is_lost = time + wait[client], after < systems.dropout.after_training
+    if before < systems.dropout.before_training:
+        return Begun(client, time, True)
+    ids = np.array([client])
+    (seconds,) = seconds_of(profiles, work, ids, full_steps(sim, ids, version)).tolist()
+    return Begun(client, time + seconds, bool(is_lost))
 
 
 def full_steps(
@@ -198,3 +296,17 @@ def after_round(
         state = with_losses(state, log.ids, log.metrics["loss"], cohort.round)
     state = meshes.put_global(state, meshes.replicated(sim.mesh))
     return server._replace(systems_state=state)
+
+
+def with_losses(
+    state: SystemsState, ids: np.ndarray, loss: np.ndarray, round: int
+) -> SystemsState:
+    """Record the losses [K] and the round of clients `ids` [K] in the systems state."""
+    if not len(state.loss):
+        return state
+    losses, last_rounds = (
+        np.array(state.loss),
+        np.array(state.last_round),
+    )
+    losses[ids], last_rounds[ids] = loss, round
+    return state._replace(loss=losses, last_round=last_rounds)

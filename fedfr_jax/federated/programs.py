@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
@@ -22,7 +23,7 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import num_columns
 from fedfr_jax.federated.disclosure import trace_prepare
-from fedfr_jax.federated.engine import Program, empty_prepared
+from fedfr_jax.federated.engine import CallInputs, Program, empty_prepared
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.state import Simulation
@@ -176,3 +177,26 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
         table,
         (on_mesh(mesh, extra), on_mesh(mesh, number), sim.key, sim.hyper),
     )
+
+
+def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
+    """Arguments of `Round.run_rounds` as shapes, for `lower`.
+
+    Args:
+      round_shapes: of `round_arguments`.
+      max_rounds: n, rounds of a call.
+    """
+    server, rows, slots, order, table, shared = round_shapes
+    _, number, _, _ = shared
+    cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
+    num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
+
+    def row_shape(x):
+        return jax.ShapeDtypeStruct((num_rows, *x.shape[3:]), x.dtype)
+
+    slots, order = trees.shapes((slots, order), max_rounds)
+    places = jax.ShapeDtypeStruct(slots.shape[:-1], slots.dtype)
+    slots, places = placed((slots, places), (cut, cut))
+    inputs = CallInputs(slots, places, on_mesh(sim.mesh, order))
+    rows = on_mesh(sim.mesh, jax.tree.map(row_shape, rows))
+    return server, rows, number, inputs, table, shared

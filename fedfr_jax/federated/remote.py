@@ -30,7 +30,6 @@ from fedfr_jax.federated.answers import (
     check_numbers,
     check_round_of,
     check_weights,
-    encode,
     from_arrays,
     read_example,
     read_metrics,
@@ -53,9 +52,9 @@ from fedfr_jax.federated.engine import (
 from fedfr_jax.federated.participation import check_participation, cohort_of_round
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.privacy.mechanism import accountant_of
+from fedfr_jax.federated.rounds import check_metrics, check_rows, check_state
 from fedfr_jax.federated.sampling import random_client
-from fedfr_jax.federated.simulation import check_metrics, check_rows, check_state
-from fedfr_jax.federated.state import Settings
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
 
@@ -75,14 +74,9 @@ class Deployment(NamedTuple):
     client_data: Callable[[int], ClientData]  # client -> its data; asked by itself only
     num_clients: int  # N
     batching: Batching
-    # Of a simulation: local_epochs, cohort_size, sampling, and the server's seed
+    # Of a simulation: local_epochs, cohort_size (K), sampling, and the server's seed
     settings: Settings = Settings()
     max_weight: float = 0.0  # of a client's answer; 0: see `answers.MAX_RATIO`
-
-    @property
-    def cohort_size(self) -> int:
-        """K, of a Poisson cohort the mean."""
-        return self.settings.cohort_size or self.num_clients
 
 
 def client_data_of(dataset, population: Population) -> Callable[[int], ClientData]:
@@ -99,8 +93,8 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
     return load
 
 
-def check_deployment(deployment: Deployment) -> None:
-    """Raise ValueError if real clients cannot run the algorithm or the cohort."""
+def check_deployment(deployment: Deployment) -> Deployment:
+    """Check that real clients can run it; return it with the cohort size K."""
     algorithm, settings = deployment.algorithm, deployment.settings
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
@@ -113,16 +107,19 @@ def check_deployment(deployment: Deployment) -> None:
             f"the server needs updates that are summed, but {algorithm} sends none. "
             "Choose an algorithm like fedavg."
         )
-    check_participation(settings, algorithm, deployment.num_clients)
+    settings = check_participation(settings, algorithm, deployment.num_clients)
+    deployment = deployment._replace(settings=settings)
     if not callable(settings.local_epochs):
         algorithm.check_epochs(int(np.min(settings.local_epochs)))
     accountant_of_deployment(deployment)
+    return deployment
 
 
 def accountant_of_deployment(deployment: Deployment) -> Accountant | None:
     """Accountant of a deployment from its first round; None without privacy."""
-    sizes = deployment.num_clients, deployment.cohort_size
-    return accountant_of(deployment.algorithm, deployment.settings.sampling, *sizes)
+    settings, algorithm = deployment.settings, deployment.algorithm
+    sizes = deployment.num_clients, settings.cohort_size
+    return accountant_of(algorithm, settings.sampling, *sizes)
 
 
 # Functions of both sides.
@@ -234,7 +231,7 @@ def build_client(deployment: Deployment) -> Callable:
         check_rows(rows, np.array([client]), task.round)
         is_private = deployment.algorithm.privacy is not None
         metrics = {} if is_private else jax.tree.map(float, lane.metrics)
-        sent = encode(to_arrays(sent_parts(deployment, total, lane)))
+        sent = to_arrays(sent_parts(deployment, total, lane))
         reply = ClientReply(task.run, task.round, sent, metrics)
         return reply, to_arrays(lane.personal)
 
@@ -269,8 +266,7 @@ class RemoteServer(NamedTuple):
         """
         check_round(self.accountant, round)
         deployment = self.deployment
-        settings = deployment.settings._replace(cohort_size=deployment.cohort_size)
-        return cohort_of_round(settings, deployment.num_clients, round)
+        return cohort_of_round(deployment.settings, deployment.num_clients, round)
 
     def tasks(
         self,

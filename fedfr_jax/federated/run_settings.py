@@ -1,4 +1,4 @@
-"""What a run of the Python API was initialized with, to be compared at `resume`."""
+"""What a training was begun with, to be compared when it is resumed."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,14 +9,34 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import Stream, example_shape
-from fedfr_jax.federated.privacy import ledger as ledgers
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.state import Simulation
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Algorithm, PyTree
 
 ROUNDS = 16  # whose local epochs are compared
 
 
-def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
+def describe_training(
+    algorithm: Algorithm, settings: Settings, num_clients: int
+) -> dict[str, Any]:
+    """Describe what all rounds of a training share, as JSON values by name."""
+    described = {
+        "algorithm": str(algorithm),
+        "num_clients": num_clients,
+        "cohort_size": settings.cohort_size,
+        "seed": settings.seed,
+        "sampling": settings.sampling._asdict(),
+    }
+    if algorithm.privacy is None:
+        return described
+    privacy = algorithm.privacy._asdict()
+    del privacy["epsilon"]  # a limit
+    if noise := privacy["noise"]:  # its functions follow from its name and sizes
+        privacy["noise"] = [noise.name, *(x for x in noise if isinstance(x, int))]
+    return {**described, **{f"privacy.{name}": x for name, x in privacy.items()}}
+
+
+def describe_run(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
     """Describe what can be known of an `init` as JSON values by name; arrays digested.
 
     Not among them are functions, such as a loss, and the noise multiplier of private
@@ -25,24 +45,19 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
     Args:
       clients: [N] names or numbers.
     """
-    privacy, accountant = sim.algorithm.privacy, sim.accountant
     settings = sim.settings
     batching, population = sim.batching, sim.population
     table = sim.data.dataset
     example = jax.tree.leaves(example_shape(table))
     epochs = [settings.epochs(number) for number in range(ROUNDS)]
-    described = {
-        "algorithm": str(sim.algorithm),
-        "clip_norm": privacy and privacy.clip_norm,
-        "clip_quantile": privacy and privacy.clip_quantile,
+    described = describe_training(sim.algorithm, settings, len(clients))
+    described.pop("privacy.noise_multiplier", None)
+    described |= {
         "batch_size": batching.batch_size,
         "shuffle": batching.shuffle,
         "drop_last": batching.drop_last,
         "augment": batching.augment is not None,
-        "cohort_size": settings.cohort_size,
         "local_epochs": digest(epochs),
-        "seed": settings.seed,
-        "sampling": settings.sampling._asdict(),
         "stragglers": settings.stragglers._asdict(),
         "systems": digest(settings.systems),
         "partial sums": settings.partial_sums,
@@ -51,10 +66,6 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
         "labels": digest([table.labels]),
         "shape of an example": [_kind(x) for x in example],
     }
-    if accountant is not None:
-        mechanism = ledgers.describe(accountant.mechanism)
-        del mechanism["noise_multiplier"]
-        described["privacy"] = mechanism
     if not isinstance(table, Stream):
         described["examples"] = digest(table)
     return described
@@ -67,7 +78,7 @@ def check_settings(
     for name in {**now, **before}:
         if before.get(name) != now.get(name):
             raise ValueError(
-                f"{path} must be of an equal init to be resumed, got {name} "
+                f"{path} must be of equal settings to be resumed, got {name} "
                 f"{before.get(name)} in it and {now.get(name)} here."
             )
 

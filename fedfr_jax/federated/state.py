@@ -1,12 +1,11 @@
-"""A federated simulation: its settings, and all that is constant over its rounds."""
+"""A federated simulation: all that is constant over its rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from annotated_types import MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax.data.batching import Batching
@@ -14,53 +13,11 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
 from fedfr_jax.federated.privacy.accountant import Accountant
-from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.schedule import Schedule
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.federated.systems.devices import Work
-from fedfr_jax.federated.systems.failures import Stragglers
-from fedfr_jax.federated.systems.rounds import Systems
-from fedfr_jax.ranges import Count, Seed, Whole
 from fedfr_jax.types import Algorithm, AnyArray, Cohort, Dataset, PyTree, RoundContext
-
-AUTO = "auto"
-
-
-class Settings(NamedTuple):
-    """How rounds are run."""
-
-    cohort_size: Whole = 0  # K in [1, N]; 0: all clients in every round
-    # Passes over a client's examples. A tuple gives one number per round and its last
-    # entry stays; a function of the round gives a number, or one per client [N].
-    local_epochs: Whole | Annotated[tuple[Whole, ...], MinLen(1)] | Callable = 1
-    clients_per_device: Count = 1  # L, trained in parallel on a device
-    seed: Seed = 0
-    # Whether sums over clients have the same bits on any number of devices and in any
-    # order of the cohort. clients_per_device still matters, and FedDANE's gradients are
-    # added up before the round, device by device.
-    reproducible_sum: bool = False
-    # V of reproducible sums, best a multiple of every number of devices that will be
-    # used: a cohort has places for K rounded up to V x clients_per_device, and a device
-    # holds V / devices of the sums.
-    num_partial_sums: Count = 8
-    stragglers: Stragglers = Stragglers()
-    systems: Systems = Systems()
-    sampling: Sampling = Sampling()
-    # Local steps of loops whose length the compiler knows: a length, or several in
-    # descending order, 1 for none; "auto" chooses them on GPUs.
-    steps_per_loop: Count | tuple[Count, ...] | Literal["auto"] = AUTO
-
-    @property
-    def partial_sums(self) -> int | None:
-        """V, None for sums of which each device has one."""
-        return self.num_partial_sums if self.reproducible_sum else None
-
-    def epochs(self, round: int) -> int | np.ndarray:
-        """Passes over a client's examples in a round: a number, or one per client."""
-        if callable(self.local_epochs):
-            return self.local_epochs(round)
-        epochs = np.atleast_1d(self.local_epochs).tolist()
-        return epochs[min(round, len(epochs) - 1)]
 
 
 class Simulation(NamedTuple):

@@ -93,8 +93,7 @@ def stats_over_group(model: Model, pool: StatsGroup) -> Model:
 
         return call
 
-    features = model.apply_with_features and wrapped(model.apply_with_features)
-    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+    return model.wrapped(wrapped)
 
 
 def normalize(

@@ -14,9 +14,8 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.federated.many_rounds import call_shapes
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
-from fedfr_jax.federated.programs import round_arguments
+from fedfr_jax.federated.programs import call_shapes, round_arguments
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo

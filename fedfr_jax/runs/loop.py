@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
-from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.privacy.accountant import continued
+from fedfr_jax.federated.rounds import advance, check_number, check_state
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import check_number, check_state, open_store
+from fedfr_jax.federated.simulation import open_store
 from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import barrier, is_first_process

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import manifest
+from fedfr_jax.federated.run_settings import check_settings
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.types import PyTree
@@ -66,13 +67,7 @@ class ServerFolder(ServerState):
             manifest.write_object(path / RUN, record)
         record = manifest.read_object(path / RUN)
         self.run = record["run"]
-        for name, value in settings.items():
-            if record["settings"].get(name) != value:
-                raise ValueError(
-                    f"{name} must be that of the training in {path}, "
-                    f"{record['settings'].get(name)}, got {value}. Take another "
-                    "workdir for another training."
-                )
+        check_settings(path, record["settings"], settings)
         if self._clients.exists():
             self.owners = manifest.read_object(self._clients)
 

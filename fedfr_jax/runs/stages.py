@@ -13,7 +13,6 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.inference import client_models
-from fedfr_jax.federated.many_rounds import check_rounds_per_call
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.federated.participation import with_counted_work
@@ -21,11 +20,10 @@ from fedfr_jax.federated.privacy.accountant import (
     affordable_rounds,
     ended,
 )
-from fedfr_jax.federated.simulation import (
-    Simulation,
-    build_simulation,
-    start_simulation,
-)
+from fedfr_jax.federated.rounds import check_rounds_per_call
+from fedfr_jax.federated.settings import Settings
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
@@ -76,7 +74,7 @@ def check_calls(experiment: Experiment) -> None:
                     "federation.rounds_per_call",
                     federation.rounds_per_call,
                     stage.trainer.algorithm,
-                    federation.build_systems(task.population.num_clients),
+                    federation.systems.build(task.population.num_clients),
                     mesh=experiment.mesh,
                     is_streamed=isinstance(task.dataset, Stream),
                 )
@@ -109,17 +107,14 @@ def build_stage_simulation(
     experiment: Experiment, trainer: FederatedTrainer, dataset
 ) -> Simulation:
     """Build the simulation of a trainer on the experiment's clients."""
+    federation, population = experiment.federation, experiment.task.population
     return build_simulation(
         trainer.algorithm,
         experiment.batching,
         dataset,
-        experiment.task.population,
+        population,
+        federation.rounds_of(trainer, population.num_clients, experiment.seed),
         mesh=experiment.mesh,
-        clients_per_device=experiment.federation.clients_per_device,
-        seed=experiment.seed,
-        **experiment.federation.options_of(
-            trainer, experiment.task.population.num_clients
-        ),
     )
 
 
@@ -134,12 +129,14 @@ def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Sim
         sim.batching,
         sim.device_data,
         sim.population,
+        Settings(
+            local_epochs=last.epochs,
+            clients_per_device=sim.settings.clients_per_device,
+            seed=sim.settings.seed,
+            reproducible_sum=sim.settings.reproducible_sum,
+            num_partial_sums=sim.settings.num_partial_sums,
+        ),
         mesh=sim.mesh,
-        local_epochs=last.epochs,
-        clients_per_device=sim.settings.clients_per_device,
-        seed=sim.settings.seed,
-        reproducible_sum=sim.settings.reproducible_sum,
-        num_partial_sums=sim.settings.num_partial_sums,
     )
     return adapting._replace(accountant=ended(sim.accountant, rounds))
 

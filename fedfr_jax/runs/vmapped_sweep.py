@@ -17,8 +17,7 @@ import numpy as np
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
-from fedfr_jax.federated.simulation import start_simulation
-from fedfr_jax.federated.sweep import sweep
+from fedfr_jax.federated.simulation import start_simulation, sweep
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.stages import (
     central_training,
@@ -148,11 +147,10 @@ def train_stage(
         first.batching,
         place_examples(first.task.dataset, mesh),
         population,
+        federation.rounds_of(trainers[0], population.num_clients, first.seed),
         hypers=[dict(member.numbers.get(name, {})) for member in members],
         seeds=[member.experiment.seed for member in members],
         mesh=mesh,
-        clients_per_device=federation.clients_per_device,
-        **federation.options_of(trainers[0], population.num_clients),
     )
     with contextlib.ExitStack() as stack:
         resumed = []

@@ -149,11 +149,11 @@ def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
     Raises:
       ValueError: when the network has no features.
     """
-    apply_with_features = model.features
+    features_fn = model.features
 
     def loss_fn(variables, batch, key):
         inputs = batch.model_inputs
-        logits, seen, stats = apply_with_features(variables, inputs, True, key=key)
+        logits, seen, stats = features_fn(variables, inputs, True, key=key)
         rows = variables["params"][model.blocks[-1]]["kernel"].T
         own = normalize(rows[batch.labels])
         cosine = jnp.sum(normalize(seen) * own, axis=-1)

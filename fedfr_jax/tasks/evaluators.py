@@ -37,13 +37,14 @@ from fedfr_jax.federated.algorithms.prototypes import (
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.rounds import run_cohort
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
-    Simulation,
     build_simulation,
     open_store,
-    run_cohort,
     start_simulation,
 )
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.models.external_checkpoints import fitted
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.parts import section
@@ -199,10 +200,10 @@ def build_feature_fn(
             f"label, got {is_known.sum()} of {len(labels)}."
         )
 
-    apply_with_features = model.features
+    features_fn = model.features
 
     def outputs(variables, images):
-        logits, features, _ = apply_with_features(variables, images, False)
+        logits, features, _ = features_fn(variables, images, False)
         found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
         return found.reshape(len(images), -1)
 
@@ -272,10 +273,12 @@ def build_finetuned_models(
             opened.batching,
             train,
             population,
+            Settings(
+                local_epochs=epochs,
+                clients_per_device=opened.config.federation.clients_per_device,
+                seed=opened.config.seed,
+            ),
             mesh=opened.mesh,
-            local_epochs=epochs,
-            clients_per_device=opened.config.federation.clients_per_device,
-            seed=opened.config.seed,
         )
 
     return lambda models: finetune_clients(simulation(), models)

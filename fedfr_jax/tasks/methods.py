@@ -90,21 +90,18 @@ def with_contrastive_loss(
     Raises:
       ValueError: when the network has no features.
     """
-    apply_with_features = model.features
+    features_fn = model.features
     loss_of(model)  # raises for wrong settings before training
 
     def loss_fn(variables, batch, key, *, received, previous):
         inputs = batch.model_inputs
-        output, features, stats = apply_with_features(variables, inputs, True, key=key)
+        output, features, stats = features_fn(variables, inputs, True, key=key)
         known_model = model._replace(
             apply=lambda *_, **__: (output, stats),
             apply_with_features=lambda *_, **__: (output, features, stats),
         )
         value, (stats, metrics) = loss_of(known_model)(variables, batch, key)
-        fixed = [
-            apply_with_features(other, inputs, False)[1]
-            for other in (received, previous)
-        ]
+        fixed = [features_fn(other, inputs, False)[1] for other in (received, previous)]
         terms = model_contrastive(
             *map(_embed_images, (features, *fixed)), temperature=contrastive_temperature
         )

@@ -295,11 +295,11 @@ def build_feature_fn(model: Model, feed: Batching) -> Callable:
     each.
     """
 
-    apply_with_features = model.features
+    features_fn = model.features
 
     def look(variables, inputs):
         x = feed.with_deterministic(jnp.int32(0), inputs)["image"]
-        logits, features, _ = apply_with_features(variables, x, False)
+        logits, features, _ = features_fn(variables, x, False)
         patterns = resize_map(feature_entropy(features), x.shape[1:3])
         return logits.argmax(axis=-1), softmax_entropy(logits), patterns
 

@@ -99,9 +99,6 @@ def network_facts(
     """
     config, num_clients = opened.config, opened.population.num_clients
 
-    def output(variables, x):
-        return model.apply(variables, x, False)[0]
-
     key = jax.random.key(config.seed)
     common = {"num_clients": num_clients, "model": model}
     common |= {"server_classifier": True, "equal_features": True}
@@ -109,7 +106,7 @@ def network_facts(
         common["features"] = True
     return Facts(
         model=model,
-        apply=jax.jit(apply or output),
+        apply=jax.jit(apply or model.output),
         initial=lambda: model.init(key),
         shapes=jax.eval_shape(model.init, key),
         federation=config.federation,

@@ -10,9 +10,10 @@ import optax
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import client as client_module
-from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated import rounds as round_module
 from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -24,18 +25,20 @@ from fedfr_jax.federated.algorithms.personal import (
 )
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.sampling import random_client, sample_cohort
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
-    Simulation,
+    build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import place_data
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Dataset, LocalTraining, Model
+from fedfr_jax.types import Cohort, Dataset, LocalTraining, Model
 from tests.federated import toys
 
 SIZES = (3, 9, 5, 12, 7)
@@ -276,17 +279,13 @@ def table():
 @functools.cache
 def simulated(name, devices, lanes, **options) -> Simulation:
     """A simulation that compiles once for all tests."""
-    return simulations.build_simulation(
+    return build_simulation(
         MEMBERS[name].build(),
         Batching(batch_size=4, shuffle=False),  # shuffling would double compile time
         table(),
         Population(np.cumsum([0, *SIZES]), np.full(len(SIZES), CLASSES, np.int32)),
+        Settings(COHORT, 2, clients_per_device=lanes, seed=SEED, **options),
         mesh=make_mesh(devices),
-        cohort_size=COHORT,
-        local_epochs=2,
-        clients_per_device=lanes,
-        seed=SEED,
-        **options,
     )
 
 
@@ -298,7 +297,7 @@ def rounds(name, sim, numbers, server=None, folder=None):
     store = open_store(sim, server, folder, resume_round=numbers[0])
     metrics = []
     for r in numbers:
-        server, outcome = simulate_round(sim, server, store, r)
+        server, outcome = toys.simulate_round(sim, server, store, r)
         metrics.append(outcome.metrics)
         if r == 1:
             store.flush(2)
@@ -383,13 +382,13 @@ def test_links_that_change_nothing_change_nothing(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
-    schedule = simulations.build_schedule
+    schedule = round_module.build_schedule
 
     def reverse(*args, **settings):
         plan = schedule(*args, **settings)
         return plan._replace(slots=plan.slots[:, ::-1])
 
-    monkeypatch.setattr(simulations, "build_schedule", reverse)
+    monkeypatch.setattr(round_module, "build_schedule", reverse)
     actual = rounds(name, simulated(name, *APART), (0, 1))
     assert_close(actual, reference(name, APART))
 
@@ -412,7 +411,7 @@ def test_a_run_killed_in_round_2_resumes_to_the_same_bits(name, tmp_path):
 
 def device_tree(sim, tree):
     """A saved server, back on the devices."""
-    return jax.device_put(tree, simulations.meshes.replicated(sim.mesh))
+    return jax.device_put(tree, meshes.replicated(sim.mesh))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -423,7 +422,7 @@ def test_examples_of_other_clients_are_never_seen(name):
     owner = np.repeat(np.arange(len(SIZES)), SIZES)
     images = table().images
     images[: len(owner)][~np.isin(owner, ids)] = np.nan
-    poisoned = jax.device_put(images, simulations.meshes.replicated(sim.mesh))
+    poisoned = jax.device_put(images, meshes.replicated(sim.mesh))
     held = sim.device_data._replace(inputs={"image": poisoned})
     poisoned = sim._replace(data=place_data(sim.mesh, held))
     assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
@@ -456,11 +455,11 @@ def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
     if algorithm.prepare:
         tables = algorithm.prepare(
             start_of(sim, name),
-            sim.context(simulations.Cohort(np.arange(COHORT), 0)),
+            sim.context(Cohort(np.arange(COHORT), 0)),
         ).shared
 
     def sent(server, row, table):
-        extra = simulations.empty_prepared(COHORT)._replace(shared=tables)
+        extra = empty_prepared(COHORT)._replace(shared=tables)
         client = client_module.client_view(
             *(sim.batching, 12, jax.random.key(1), slot, extra),
             *(client_module.all_rows(table), jnp.int32(0)),

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 
 from fedfr_jax import distributed
+from fedfr_jax.federated.settings import Settings
 
 ROUNDS = 5
 
@@ -120,11 +121,8 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
         toys.feed(),
         table,
         population,
+        Settings(cohort_size=4, clients_per_device=lanes, local_epochs=2, seed=3),
         mesh=meshes.make_mesh(0, model_shards),
-        cohort_size=4,
-        clients_per_device=lanes,
-        local_epochs=2,
-        seed=3,
     )
     state = loop.resume(sim, start_simulation(sim, variables), folder)
     sim, server, store, checkpointer, first = state

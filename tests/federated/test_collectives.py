@@ -6,9 +6,7 @@ import jax
 import pytest
 
 from fedfr_jax.federated.programs import round_arguments
-from fedfr_jax.federated.simulation import (
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import start_simulation
 from tests.federated import toys
 
 pytestmark = pytest.mark.ci

@@ -70,8 +70,8 @@ def test_a_personal_leaf_never_appears_in_what_is_sent_or_received(name):
     found = found_of(name)
     leaf = "head" if name == "personal fedfr" else "bias"
     assert any(leaf in x for x in names(found.kept))
-    moved = names(found.summed) + names(found.per_client) + names(found.received)
-    moved += names(found.prepared) + names(found.prepared_first)
+    moved = names(found.summed) + names(found.per_client) + names(found.trace.received)
+    moved += names(found.trace.prepared) + names(found.trace.prepared_first)
     assert any("body" in x for x in moved)
     assert not [x for x in moved if leaf in x]
     assert leaf not in format_disclosure(name, found).partition("stays with")[0]
@@ -86,12 +86,12 @@ def test_who_sees_what_follows_from_the_aggregation():
     assert exact.is_exact and not mean.is_exact and not median.is_exact
     assert "a secure sum can hide" in format_disclosure("exact", exact)
     assert "each client's update" in format_disclosure("median", median)
-    assert sparse.communication.up < mean.communication.up / 2
+    assert sparse.trace.communication.up < mean.trace.communication.up / 2
     assert names(sparse.kept) and not mean.kept  # the error stays
-    assert names(mean.received) == [
+    assert names(mean.trace.received) == [
         x.replace("update", "server/variables") for x in update
     ]
-    assert {"loss", "steps"} <= {*mean.metrics}
+    assert {"loss", "steps"} <= {*mean.trace.output.metrics}
 
 
 def private(algorithm, **settings):
@@ -119,22 +119,22 @@ def test_what_clients_send_before_a_round_is_disclosed():
         found = found_of(name)
         gradient = {
             x.name.replace("prepare/shared", "update/params"): x.shape
-            for x in found.prepared
+            for x in found.trace.prepared
         }
         assert gradient and gradient.items() <= change.items()
-        assert not found.prepared_first
+        assert not found.trace.prepared_first
         assert {f"prepared/{x.removeprefix('update/params/')}" for x in gradient} <= {
-            *names(found.received)
+            *names(found.trace.received)
         }
         assert "what each client sends for what it" in format_disclosure(name, found)
     margin = found_of("fedmargin")
-    assert [x.shape for x in margin.prepared_first] == [(3, 4), (3,)]
-    assert not margin.prepared and "the first round only" in format_disclosure(
+    assert [x.shape for x in margin.trace.prepared_first] == [(3, 4), (3,)]
+    assert not margin.trace.prepared and "the first round only" in format_disclosure(
         "", margin
     )
     public = found_of("kd")  # images that everybody has
-    assert not public.prepared and not public.prepared_first
-    assert not [x for x in names(public.received) if x.startswith("prepared")]
+    assert not public.trace.prepared and not public.trace.prepared_first
+    assert not [x for x in names(public.trace.received) if x.startswith("prepared")]
 
 
 def own_prepare(server, context):
@@ -158,13 +158,13 @@ def reading(algorithm):
 
 def test_an_own_prepare_is_taken_as_what_it_computes():
     found = found_of("fedavg", reading)
-    assert names(found.prepared) == ["prepare/shared/first"]
-    received = [x for x in names(found.received) if x.startswith("prepared")]
+    assert names(found.trace.prepared) == ["prepare/shared/first"]
+    received = [x for x in names(found.trace.received) if x.startswith("prepared")]
     assert received == ["prepared/first"]
-    plain = found_of("fedavg").communication
+    plain = found_of("fedavg").trace.communication
     local = found_of("fedavg", lambda x: reading(x)._replace(prepare_is_local=True))
-    assert not local.prepared and local.communication == plain
-    assert np.subtract(found.communication, plain).tolist() == [24, 24]
+    assert not local.trace.prepared and local.trace.communication == plain
+    assert np.subtract(found.trace.communication, plain).tolist() == [24, 24]
 
 
 def test_quantize_is_recommended_where_it_is_taken():
@@ -213,7 +213,7 @@ def bytes_of(name, where=None, links=(), **settings):
     local = LOCAL._replace(loss=loss_of_statistics)
     algorithm = with_aggregation(ALGORITHMS[name](local, **settings), *links)
     algorithm = with_personal_layers(algorithm, where)
-    return disclosure_of(algorithm, with_statistics()).communication
+    return disclosure_of(algorithm, with_statistics()).trace.communication
 
 
 CASES = {
@@ -266,7 +266,10 @@ def test_an_array_in_two_places_is_sent_once():
 
         return algorithm._replace(client_update=client_update)
 
-    assert found_of("fedavg", twice).communication == found_of("fedavg").communication
+    assert (
+        found_of("fedavg", twice).trace.communication
+        == found_of("fedavg").trace.communication
+    )
 
 
 def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():
@@ -274,8 +277,8 @@ def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():
     table = stream(lambda rows: images[rows], labels, memory=2**20)
     population = context_of(Batching(4)).population
     for name in ("fedavg", "mime"):
-        algorithm, options = MEMBERS[name].build(), {"mesh": make_mesh(2)}
-        sim = build_simulation(algorithm, Batching(4), table, population, **options)
+        parts = MEMBERS[name].build(), Batching(4), table, population
+        sim = build_simulation(*parts, mesh=make_mesh(2))
         server = start_simulation(sim, MEMBERS[name].variables)
         sent = count_communication(sim, server, open_store(sim, server).template)
-        assert sent == (None if name == "mime" else found_of(name).communication)
+        assert sent == (None if name == "mime" else found_of(name).trace.communication)

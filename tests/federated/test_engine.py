@@ -14,7 +14,6 @@ from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -118,11 +117,11 @@ def test_engine_equals_a_plain_loop_over_clients(oracle, name, mesh, lanes):
 def test_a_round_compiles_once_whatever_the_cohort_and_its_sizes(name):
     sim, server = build(name)
     store = open_store(sim, server)
-    server = simulate_round(sim, server, store, 0)[0]
+    server = toys.simulate_round(sim, server, store, 0)[0]
     with toys.compilations() as found:
         logs = []
         for r in range(1, 5):
-            server, log = simulate_round(sim, server, store, r)
+            server, log = toys.simulate_round(sim, server, store, r)
             logs.append(log)
     assert found == []
     assert len({tuple(log.ids) for log in logs}) > 1
@@ -217,4 +216,4 @@ def test_more_steps_than_a_number_of_32_bits_counts_are_refused():
     algorithm, variables = toys.fedavg_toy()
     sim = toys.build(algorithm, local_epochs=2**31 - 1)
     with pytest.raises(ValueError, match=r"local steps must be below 2\*\*31"):
-        toys.play_rounds(sim, start_simulation(sim, variables))
+        toys.play(sim, variables)

@@ -11,9 +11,6 @@ from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.federated.simulation import (
-    start_simulation,
-)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Augment, Dataset
 from tests.federated import toys
@@ -158,8 +155,6 @@ def test_inputs_and_targets_of_any_structure_are_streamed():
 
     def learned(table):
         sim = toys.build(toys.fedavg_of(loss), table=table, mesh=(2, 1))
-        return toys.play_rounds(
-            sim, start_simulation(sim, toys.norm_variables())
-        ).server
+        return toys.play(sim, toys.norm_variables()).server
 
     toys.assert_close(learned(streamed), learned(whole), 1e-6, 1e-6)

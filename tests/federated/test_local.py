@@ -15,10 +15,7 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import build_local_training, run_steps, sgd
 from fedfr_jax.federated.sampling import sample_cohort
-from fedfr_jax.federated.simulation import (
-    open_store,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import open_store, start_simulation
 from fedfr_jax.plan import hlo
 from fedfr_jax.types import Client, LocalTraining
 from tests.federated import toys

@@ -13,7 +13,7 @@ from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.many_rounds import (
+from fedfr_jax.federated.rounds import (
     advance,
     check_rounds_per_call,
     load_call,
@@ -26,8 +26,8 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.federated.systems.failures import Dropout
-from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.sinks import Sink

@@ -12,9 +12,9 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import programs
 from fedfr_jax.federated.engine import Program
-from fedfr_jax.federated.many_rounds import load_call
-from fedfr_jax.federated.simulation import open_store, simulate_round
-from tests.federated import test_engine, test_stream
+from fedfr_jax.federated.rounds import load_call
+from fedfr_jax.federated.simulation import open_store
+from tests.federated import test_engine, test_stream, toys
 
 LANES = 2
 
@@ -46,7 +46,7 @@ def fresh(table, lanes=LANES):
 
 
 def play_one(sim, server):
-    return simulate_round(sim, server, open_store(sim, server), 0)
+    return toys.simulate_round(sim, server, open_store(sim, server), 0)
 
 
 def give(monkeypatch, free):
@@ -108,7 +108,7 @@ def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
     store = open_store(sim, server)
     with jax.log_compiles():
         for round in range(2):
-            server, _ = simulate_round(sim, server, store, round)
+            server, _ = toys.simulate_round(sim, server, store, round)
     line = "Finished XLA compilation of jit(whole)"
     assert sum(line in record.getMessage() for record in caplog.records) == 1
 
@@ -118,7 +118,7 @@ def test_client_states_that_cannot_fit_are_refused_before_a_compile(monkeypatch)
     store = open_store(sim, server)
     give(monkeypatch, trees.num_bytes(store.template) - 1)  # a client on each device
     with pytest.raises(MemoryError, match="cohort_size must fit .*, got 3: the client"):
-        simulate_round(sim, server, store, 0)
+        toys.simulate_round(sim, server, store, 0)
     assert sim.programs.run_whole.num_compiled() == 0
     with pytest.raises(MemoryError, match="rounds_per_call must fit .*, got 2: the"):
         load_call(sim, store, 0, 2, 2)

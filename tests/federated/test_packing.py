@@ -13,10 +13,7 @@ from fedfr_jax.federated.parameter_packing import (
     pack_networks,
     unpack,
 )
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Dataset

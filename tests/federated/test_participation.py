@@ -9,12 +9,10 @@ import pytest
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import krum
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.simulation import (
-    check_dropped,
-    start_simulation,
-)
+from fedfr_jax.federated.rounds import check_dropped
+from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.federated.systems.failures import Dropout, drop_clients
-from fedfr_jax.federated.systems.rounds import Systems
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.runs.loop import summarize
 from fedfr_jax.types import Cohort, Participation
 from tests.contracts import test_algorithms as contract
@@ -33,7 +31,7 @@ def of_clients(is_present, is_received=None):
 
 def play(sim, variables, cohort):
     """One round from the start."""
-    return toys.play_rounds(sim, start_simulation(sim, variables), cohorts=[cohort])
+    return toys.play(sim, variables, cohorts=[cohort])
 
 
 @functools.cache
@@ -146,7 +144,7 @@ def test_as_many_clients_drop_out_as_is_probable_whatever_their_order():
 def test_a_simulation_with_dropout_plays_its_rounds_without_those_who_left():
     algorithm, variables = toys.fedavg_toy()
     sim = toys.build(algorithm, mesh=(2, 1), systems=Systems(Dropout(0.4, 0.2)))
-    end, counts = toys.play_rounds(sim, start_simulation(sim, variables), 6), []
+    end, counts = toys.play(sim, variables, 6), []
     for r, log in enumerate(end.logs):
         part = before_round(sim, (), r).participation
         np.testing.assert_array_equal(log.ids, EVERYBODY[part.is_received])

@@ -14,10 +14,10 @@ from fedfr_jax.federated import client
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -67,15 +67,15 @@ def test_clients_whose_rows_are_computed_take_no_memory(tmp_path):
         Batching(1, toys.always(lambda image: image.astype(np.float32))),
         stream(images, np.broadcast_to(np.int32(0), many)),
         Population(client.EqualRows(many), np.broadcast_to(np.int32(1), many)),
+        Settings(cohort_size=8),
         mesh=make_mesh(1),
-        cohort_size=8,
     )
     server = start_simulation(sim, variables)
     rows = open_store(sim, server, tmp_path)
     tracemalloc.stop()  # compiling takes long enough without it
-    server, _ = simulate_round(sim, server, rows, 0)
+    server, _ = toys.simulate_round(sim, server, rows, 0)
     tracemalloc.start()
-    server, _ = simulate_round(sim, server, rows, 1)
+    server, _ = toys.simulate_round(sim, server, rows, 1)
     rows.flush(2)
     touched = open_store(sim, server, tmp_path, resume_round=2).touched()
     _, peak = tracemalloc.get_traced_memory()
@@ -100,8 +100,8 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
         Batching(4, toys.always(lambda image: image.astype(np.float32))),
         Dataset.from_arrays(images.astype(np.uint8), labels),
         population,
+        Settings(cohort_size=8),
         mesh=make_mesh(1),
-        cohort_size=8,
     )
     params = {"backbone": np.eye(16, dtype=np.float32), "phi": images[:1] * 1.0}
     server = SimpleNamespace(variables={"params": params})

@@ -11,11 +11,12 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import compiler_options
+from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.schedule import build_schedule
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    run_cohort,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -98,8 +99,8 @@ def play_network(devices, num_rounds=2):
         Batching(4, toys.MIRRORED_BYTES),
         Dataset.from_arrays(images, np.arange(count, dtype=np.int32) % 12),
         Population(np.r_[0, np.cumsum(sizes)], np.full(5, 12, np.int32)),
+        Settings(reproducible_sum=True),
         mesh=make_mesh(devices),
-        reproducible_sum=True,
     )
     phi = jax.random.normal(jax.random.key(2), (40, 16))
     server = start_simulation(

@@ -16,11 +16,8 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import answers, remote
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    start_simulation,
-)
-from fedfr_jax.federated.state import Settings
+from fedfr_jax.federated.settings import Settings
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Participation
 from tests.contracts import test_algorithms as contract
@@ -135,18 +132,15 @@ def apart(given):
 
 def simulated(given, leaves=leaves):
     """The same rounds by the engine."""
-    settings = given.settings._asdict()
-    parts = given.algorithm, given.batching, DATA, POPULATION
-    sim, cohorts = build_simulation(*parts, mesh=make_mesh(1), **settings), []
+    parts = given.algorithm, given.batching, DATA, POPULATION, given.settings
+    sim, cohorts = build_simulation(*parts, mesh=make_mesh(1)), []
     for number in range(ROUNDS):
         cohort = before_round(sim, (), number)
         here = np.full(len(cohort.ids), True)
         part = cohort.participation or Participation(here, here)
         is_here = part.is_present & (cohort.ids != leaves(cohort, number))
         cohorts.append(cohort._replace(participation=Participation(is_here, is_here)))
-    return toys.play_rounds(
-        sim, start_simulation(sim, given.variables), cohorts=cohorts
-    )
+    return toys.play(sim, given.variables, cohorts=cohorts)
 
 
 @pytest.mark.parametrize("name", toys.others_are_slow(QUICK, METHODS))
@@ -255,9 +249,7 @@ def with_array(name, change):
 
     def changed(reply):
         sent = reply.arrays[name]
-        made = change(np.frombuffer(sent.data, sent.dtype).reshape(sent.shape))
-        made = made if isinstance(made, tuple) else answers.encode({"": made})[""]
-        return reply._replace(arrays={**reply.arrays, name: made})
+        return reply._replace(arrays={**reply.arrays, name: change(sent)})
 
     return changed
 
@@ -266,9 +258,15 @@ def with_metrics(**metrics):
     return lambda reply: reply._replace(metrics={**reply.metrics, **metrics})
 
 
-def travelling(dtype, shape, data):
+class Travelled(NamedTuple):
+    dtype: str
+    shape: tuple
+    data: bytes
+
+
+def travelling(dtype, shape, data, name=BIAS):
     """An array of these words and bytes, whatever was there."""
-    return with_array(BIAS, lambda x: answers.EncodedArray(dtype, shape, data))
+    return with_array(name, lambda x: Travelled(dtype, shape, data))
 
 
 def filled(name, value):
@@ -301,7 +299,7 @@ HOSTILE = {
     "numbers that overflow": (filled(BODY, 3e38), "must be finite, .* got 3e.38"),
     "its own flag": (filled(IS_FINITE, False), "says that it is not"),
     "a flag of seven": (
-        with_array(IS_FINITE, lambda x: answers.EncodedArray("bool", (), b"\7")),
+        travelling("bool", (), b"\7", IS_FINITE),
         "must be bytes 0 or 1, got 7",
     ),
     "a negative weight": (both_weights(-5), "weight must be positive, got -5"),

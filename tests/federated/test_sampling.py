@@ -5,9 +5,7 @@ import pytest
 
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
-from fedfr_jax.federated.simulation import (
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.types import Cohort
 from tests.federated import toys
 

@@ -14,9 +14,6 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import fedrep
 from fedfr_jax.federated.local import by_block, sgd
-from fedfr_jax.federated.simulation import (
-    start_simulation,
-)
 from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 
@@ -78,7 +75,7 @@ MADE = {
 def two_rounds(algorithm, variables):
     """Networks of all clients, [N, ...], with named blocks."""
     sim = toys.build(algorithm, local_epochs=2)
-    server, rows, *_ = toys.play_rounds(sim, start_simulation(sim, variables), 2)
+    server, rows, *_ = toys.play(sim, variables, 2)
     networks = jax.vmap(
         lambda row: scanned_blocks.by_block_name(algorithm.personalize(server, row)),
         axis_size=len(toys.SIZES),

@@ -11,11 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.federated.simulation import (
-    open_store,
-    simulate_round,
-    start_simulation,
-)
+from fedfr_jax.federated.simulation import open_store, start_simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.mesh import make_mesh
 from tests.federated import toys
@@ -94,8 +90,8 @@ def test_waiting_for_what_the_server_prepares_counts():
     sim, server = build("fedfr", streamed={}, reader=reader)
     reader.seen.clear()  # the next reading is for the features
     store = open_store(sim, server)
-    server, first = simulate_round(sim, server, store, 0)
-    _, second = simulate_round(sim, server, store, 1)
+    server, first = toys.simulate_round(sim, server, store, 0)
+    _, second = toys.simulate_round(sim, server, store, 1)
     assert 0 < second.input_wait_seconds < 0.3 <= first.input_wait_seconds
 
 
@@ -114,7 +110,7 @@ def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
     store, outcomes, compiled = open_store(sim, server), [], []
     for r in range(len(most)):
         with toys.compilations() as found:
-            server, outcome = simulate_round(sim, server, store, r)
+            server, outcome = toys.simulate_round(sim, server, store, r)
         outcomes.append(outcome)
         compiled.append(len(found) > 0)
     assert compiled == [r in (0, 6) for r in range(len(most))]
@@ -126,7 +122,7 @@ def test_features_of_a_stream_are_read_in_blocks_of_its_memory():
     table, _ = toys.problem()
     reader, mesh = Reader(table.images), make_mesh(2)
     model = toys.linear_model()
-    embed = lambda variables, x: model.apply(variables, x, False)[0]
+    embed = model.output
     variables = model.init(jax.random.key(0))
     rows = np.random.default_rng(0).permutation(len(table.labels))[:37]
     features = build_embed(embed, toys.feed(), mesh)

@@ -11,19 +11,14 @@ from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.privacy import Privacy, private
-from fedfr_jax.federated.simulation import (
-    assign,
-    open_store,
-    shared_tables,
-    start_simulation,
-)
-from fedfr_jax.federated.sweep import sweep
+from fedfr_jax.federated.rounds import advance, assign, shared_tables
+from fedfr_jax.federated.settings import Settings
+from fedfr_jax.federated.simulation import open_store, sweep
 from fedfr_jax.federated.systems.devices import log_normal_profiles
-from fedfr_jax.federated.systems.rounds import Systems
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import LocalTraining, Prepared
 from tests.federated import toys
@@ -69,19 +64,30 @@ TOYS = {
 }
 
 
-def build(name="fedavg", mesh=(1, 1), *, streamed=None, reader=None, **options):
+def build(
+    name="fedavg",
+    mesh=(1, 1),
+    *,
+    make=None,
+    streamed=None,
+    reader=None,
+    hypers=HYPERS,
+    seeds=SEEDS,
+    **settings,
+):
     """A sweep of a toy from a table, or with `streamed` from a stream."""
     table, population = toys.problem()
     if streamed is not None:
         table = stream(reader or Reader(table.images), table.labels, **streamed)
     return sweep(
-        options.pop("make", TOYS[name][0]),
+        make or TOYS[name][0],
         toys.feed(),
         table,
         population,
+        Settings(**{"cohort_size": 3, "local_epochs": (2, 1), **settings}),
+        hypers=hypers,
+        seeds=seeds,
         mesh=make_mesh(*mesh),
-        local_epochs=(2, 1),
-        **{"cohort_size": 3, "hypers": HYPERS, "seeds": SEEDS, **options},
     )
 
 
@@ -114,7 +120,7 @@ def alone(name, cohort_size=3):
     for hyper, seed in zip(HYPERS, SEEDS, strict=True):
         settings = {"cohort_size": cohort_size, "local_epochs": (2, 1), "seed": seed}
         sim = toys.build(make(hyper), **settings)
-        end = toys.play_rounds(sim, start_simulation(sim, variables()), ROUNDS)
+        end = toys.play(sim, variables(), ROUNDS)
         ends.append((end.server, (end.rows, end.is_new), end.logs[-1].metrics))
     return ends
 

@@ -21,11 +21,11 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.participation import before_round
+from fedfr_jax.federated.rounds import run_cohort
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    run_cohort,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -131,7 +131,7 @@ def fedfr_toy(rate=0.01, **options):
     model = linear_model()
     loss = face_loss(on_variables(model), contrastive_weight=5.0, branch=Branch("bce"))
     optimizer = sgd(momentum=0.9, weight_decay=5e-4)
-    embed = lambda variables, x: model.apply(variables, x, False)[0]
+    embed = model.output
     algorithm = fedfr(
         LocalTraining(loss, optimizer, step_decay(rate, every=2)),
         reference_features=partial(frozen_features, embed),
@@ -152,13 +152,9 @@ def fedfr_toy(rate=0.01, **options):
 TOYS = {"fedavg": fedavg_toy, "fedfr": fedfr_toy}
 
 
-def play(sim, variables, rounds=(0,)):
-    """(server, store, log of the last round) of a simulation."""
-    server = start_simulation(sim, variables)
-    store = open_store(sim, server)
-    for number in rounds:
-        server, log = simulate_round(sim, server, store, number)
-    return server, store, log
+def simulate_round(sim, server, store, round):
+    """(server after the round, log); the rows go to the store."""
+    return run_cohort(sim, server, store, before_round(sim, server, round))
 
 
 def build(algorithm, *, table=None, mesh=(1, 1), batching=None, **settings):
@@ -166,7 +162,9 @@ def build(algorithm, *, table=None, mesh=(1, 1), batching=None, **settings):
     dataset, population = problem()
     dataset = dataset if table is None else table
     parts = batching or feed(), dataset, population
-    return build_simulation(algorithm, *parts, mesh=make_mesh(*mesh), **settings)
+    return build_simulation(
+        algorithm, *parts, Settings(**settings), mesh=make_mesh(*mesh)
+    )
 
 
 class Played(NamedTuple):
@@ -188,6 +186,11 @@ def play_rounds(sim, server, rounds=1, *, first=0, cohorts=(), store=None) -> Pl
         logs.append(log)
     rows, is_new = store.gather(np.arange(sim.population.num_clients))
     return Played(jax.device_get(server), rows, is_new, logs)
+
+
+def play(sim, variables, rounds=1, **options) -> Played:
+    """Rounds from the first, see `play_rounds`."""
+    return play_rounds(sim, start_simulation(sim, variables), rounds, **options)
 
 
 class Reader:
@@ -262,9 +265,10 @@ def replay(
             np.concatenate(images), np.concatenate(labels).astype(np.int32)
         ),
         population,
+        Settings(
+            local_epochs=lambda round: np.asarray(tau), clients_per_device=where[1]
+        ),
         mesh=make_mesh(where[0]),
-        local_epochs=lambda round: np.asarray(tau),
-        clients_per_device=where[1],
     )
     server = start_simulation(sim, variables)
     store, ids, first = open_store(sim, server), np.arange(len(sizes)), 0

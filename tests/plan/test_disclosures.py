@@ -51,7 +51,7 @@ def test_no_personal_leaf_of_a_shipped_config_is_sent_or_received(
     found, text = described(config, stages)
     assert found.keys() == {*stages}
     for stage, one in found.items():
-        moved = [x.name for x in (*one.summed, *one.per_client, *one.received)]
+        moved = [x.name for x in (*one.summed, *one.per_client, *one.trace.received)]
         kept = [x.name for x in one.kept]
         assert moved and f"{stage}\n  sent up," in text
         for leaf in personal:

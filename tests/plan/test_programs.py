@@ -13,8 +13,8 @@ from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.federated.many_rounds import advance
-from fedfr_jax.federated.simulation import open_store, simulate_round, start_simulation
+from fedfr_jax.federated.rounds import advance
+from fedfr_jax.federated.simulation import open_store, start_simulation
 from fedfr_jax.mesh import platform, use_described
 from fedfr_jax.models import iresnet
 from fedfr_jax.models.conv import convolve
@@ -22,6 +22,7 @@ from fedfr_jax.plan import hlo
 from fedfr_jax.plan.aot import compile_stages, stage_programs
 from fedfr_jax.plan.stages import format_programs
 from fedfr_jax.runs.stages import build_stage_simulation
+from tests.federated import toys
 
 CLASSES = {
     "task": "classification",
@@ -84,7 +85,7 @@ def lowered_by_a_run(config, name, play):
 def test_the_program_from_shapes_is_the_program_of_the_run():
     with here():
         found = stage_programs(build(CLASSES), "fedavg")
-    play = lambda sim, server, store: simulate_round(sim, server, store, 0)
+    play = lambda sim, server, store: toys.simulate_round(sim, server, store, 0)
     texts = lowered_by_a_run(CLASSES, "run_whole", play)
     assert list(found) == ["round"] and [found["round"].as_text()] == texts
 

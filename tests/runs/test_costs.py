@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -37,10 +38,9 @@ def test_the_first_evaluation_at_the_target_is_told():
 def test_clients_that_are_dropped_send_nothing():
     algorithm, variables = fedavg_toy()
     for are_dropped in (False, True):
-        sizes = {"cohort_size": 4, "local_epochs": 2, "seed": 0}
-        late = Stragglers(0.5, are_dropped)
-        options = {"mesh": make_mesh(1), "stragglers": late, **sizes}
-        sim = build_simulation(algorithm, feed(), *problem(), **options)
+        settings = Settings(4, 2, stragglers=Stragglers(0.5, are_dropped))
+        parts = algorithm, feed(), *problem(), settings
+        sim = build_simulation(*parts, mesh=make_mesh(1))
         server = start_simulation(sim, variables)
         store = open_store(sim, server, None)
         begun = SimpleNamespace(sim=sim, server=server, store=store)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.settings import Federation, check_federation
-from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
@@ -135,9 +134,7 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
 def test_the_last_round_adds_up_as_the_rounds_do():
     algorithm, _ = toys.fedavg_toy()
     for canonical in ({}, {"reproducible_sum": True, "num_partial_sums": 3}):
-        sim = build_simulation(
-            algorithm, toys.feed(), *toys.problem(), mesh=make_mesh(2), **canonical
-        )
+        sim = toys.build(algorithm, mesh=(2, 1), **canonical)
         last = final_simulation(sim, FinalAdaptation(algorithm, 1), 0)
         assert (
             last.settings.partial_sums

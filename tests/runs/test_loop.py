@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
+from fedfr_jax.federated.rounds import check_metrics
 from fedfr_jax.federated.sampling import sample_cohort
-from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import (
-    build_simulation,
-    check_metrics,
-    start_simulation,
-)
+from fedfr_jax.federated.settings import Federation, Settings
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -45,10 +42,8 @@ def build(name, **changes):
         toys.feed(),
         table,
         population,
+        Settings(cohort_size=3, local_epochs=2, seed=3),
         mesh=make_mesh(2),
-        cohort_size=3,
-        local_epochs=2,
-        seed=3,
     )
     return sim, start_simulation(sim, variables)
 

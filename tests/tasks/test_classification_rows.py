@@ -12,7 +12,6 @@ from fedfr_jax.federated.local import freeze_leaves, sgd
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -85,7 +84,7 @@ def simulated(algorithm, table, offsets):
 def steps_of(local, variables):
     """The network after an epoch of one client."""
     sim = simulated(ALGORITHMS["fedavg"](local), examples(), [0, 12])
-    return jax.device_get(toys.play(sim, variables)[0].variables)
+    return toys.play(sim, variables).server.variables
 
 
 def told_apart():
@@ -119,7 +118,7 @@ def test_a_round_of_moon_has_the_official_term(golden):
     store = open_store(sim, server)
     previous = jax.tree.map(lambda x: x[None], jax.device_get(network(0.0, 1.0)))
     store.scatter(np.array([0]), previous, 0)
-    _, outcome = simulate_round(sim, server, store, 1)
+    (outcome,) = toys.play_rounds(sim, server, first=1, store=store).logs
     found = {name: values[0] for name, values in outcome.metrics.items()}
     np.testing.assert_allclose(
         found["contrastive_loss"], want["loss_one_prev"], rtol=1e-6
@@ -139,8 +138,8 @@ def test_moon_without_weight_is_fedavg_and_clients_keep_what_they_trained():
     )
     for name, local in (("fedavg", plain), ("moon", near)):
         sim = simulated(ALGORITHMS[name](local), table, [0, 5, 12])
-        server, store, _ = toys.play(sim, variables, range(2))
-        ends[name] = server.variables, store.gather(np.arange(2))[0]
+        end = toys.play(sim, variables, 2)
+        ends[name] = end.server.variables, end.rows
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, ends["moon"][0], ends["fedavg"][0])
     kept = ends["moon"][1]

@@ -11,7 +11,6 @@ from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.algorithms.personal import Server
-from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.runs.stages import start_stage
@@ -51,7 +50,7 @@ def first_round(task, clip_norm, folder):
         trainer.algorithm.global_model(server)["params"]
     )
     before = params(begun.server)
-    server, outcome = simulate_round(begun.sim, begun.server, begun.store, 0)
+    server, outcome = toys.simulate_round(begun.sim, begun.server, begun.store, 0)
     return before, params(server), outcome.metrics
 
 

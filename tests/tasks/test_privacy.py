@@ -40,9 +40,9 @@ def config_of(privacy=None, **federation):
 def test_the_noise_is_as_much_as_epsilon_asks_for(sampling):
     experiment = build(config_of(PRIVATE, sampling=sampling))
     algorithm = experiment.stages["row"].trainer.algorithm
-    options = experiment.federation.options_of(experiment.stages["row"].trainer, 6)
-    assert options["sampling"].name == named(sampling)["name"]
-    accountant = accountant_of(algorithm, options["sampling"], 6, 2)
+    sampling_of_rounds = experiment.federation.sampling
+    assert sampling_of_rounds.name == named(sampling)["name"]
+    accountant = accountant_of(algorithm, sampling_of_rounds, 6, 2)
     assert accountant == experiment.stages["row"].trainer.accountant
     assert 3.9 < accountant.epsilon(3) <= 4.0 < accountant.epsilon(6)
     assert algorithm.privacy.cohort_size == 2

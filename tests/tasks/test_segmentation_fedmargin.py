@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 
 from fedfr_jax.config.build import build
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import IGNORE_INDEX
+from tests.federated.toys import simulate_round
 
 # The encoder stays, so that prototypes of every round are those of the first network.
 ROW = {
@@ -55,8 +56,8 @@ def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
         experiment.batching,
         task.dataset,
         task.population,
+        Settings(local_epochs=trainer.local_epochs),
         mesh=experiment.mesh,
-        local_epochs=trainer.local_epochs,
     )
     first = trainer.init_variables(None)
     network = {"num_classes": 3, **given["model"]}

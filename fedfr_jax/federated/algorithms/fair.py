@@ -13,7 +13,7 @@ from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
 from fedfr_jax.federated.variable_split import client_output, merge_personal_variables
 from fedfr_jax.ranges import Count, NonNegative
-from fedfr_jax.schema import checked
+from fedfr_jax.schema import checked, is_traced
 from fedfr_jax.types import (
     Algorithm,
     LocalTraining,
@@ -48,6 +48,10 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
       q: larger is fairer; 0 is FedAvg with equal weights.
     """
     check_rate(local)
+    assert (rate := local.learning_rate) is not None
+    first = rate(jnp.int32(0), jnp.int32(0)) if callable(rate) else rate
+    if not is_traced(first) and not first > 0:
+        raise ValueError(f"learning_rate must be positive in qfedavg, got {first}.")
     base, train = fedavg(local), build_local_training(local)
     loss_fn = as_aux_loss(local.loss)
 

@@ -1,4 +1,4 @@
-"""Build `Systems` from a config: the key `systems` of a federation.
+"""Systems: clients that fail, take time or are not always there, and their config.
 
 config.federation.systems = {
     "dropout": {"before_training": 0.05},
@@ -13,7 +13,13 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from fedfr_jax.federated.systems.asynchronous import Asynchronous, fedasync, fedbuff
+from fedfr_jax.federated.sampling import Sampling
+from fedfr_jax.federated.systems.asynchronous import (
+    Asynchronous,
+    check_asynchronous,
+    fedasync,
+    fedbuff,
+)
 from fedfr_jax.federated.systems.devices import (
     Availability,
     Profiles,
@@ -22,13 +28,106 @@ from fedfr_jax.federated.systems.devices import (
     read_availability,
     read_profiles,
 )
-from fedfr_jax.federated.systems.failures import Dropout
-from fedfr_jax.federated.systems.rounds import Systems, check_systems
-from fedfr_jax.federated.systems.sampling import Oort, PowerOfChoice
+from fedfr_jax.federated.systems.failures import Dropout, Stragglers
+from fedfr_jax.federated.systems.sampling import (
+    Oort,
+    PowerOfChoice,
+    check_sampling,
+    round_up,
+)
 from fedfr_jax.parts import Built, Factory, Member, Part, section
-from fedfr_jax.schema import naming
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import check_fields
+from fedfr_jax.types import Algorithm
 
-SECTION = "federation.systems"
+NEED_TIME = ("availability", "over_selection", "deadline", "asynchronous")
+NEED_ROUNDS = ("over_selection", "deadline", "sampling")
+
+
+class Systems(NamedTuple):
+    """Failures and durations of clients; none by default."""
+
+    dropout: Dropout = Dropout()
+    profiles: Profiles | None = None  # None: rounds take no time
+    availability: Availability | None = None  # None: always
+    over_selection: float = 1.0  # clients that are asked, over those that are used
+    deadline: NonNegative = 0.0  # seconds until a round ends; 0: when all have arrived
+    # Whether late clients send an update of fewer steps instead of none.
+    partial_work: bool = False
+    sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
+    asynchronous: Asynchronous | None = None  # None: in rounds
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a round depends on earlier rounds."""
+        return self.profiles is not None or self.sampling is not None
+
+    @property
+    def has_participation(self) -> bool:
+        """Whether clients of a cohort may be missing in a round."""
+        return self.has_state or self.dropout != Dropout()
+
+    def num_counted(self, cohort_size: int) -> int:
+        """Number of updates in a server step; the buffer size if asynchronous."""
+        return self.asynchronous.buffer_size if self.asynchronous else cohort_size
+
+    def num_asked(self, cohort_size: int) -> int:
+        """Number of clients asked in a round, of whom `cohort_size` are used."""
+        return round_up(self.over_selection * cohort_size)
+
+
+def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
+    """Raise ValueError for settings that exclude each other or are out of range."""
+    check_fields("dropout.", systems.dropout)
+    check_fields("systems.", systems)
+    defaults = Systems()._asdict()
+    used = [name for name, x in systems._asdict().items() if x != defaults[name]]
+    for name in used:
+        if name in NEED_TIME and systems.profiles is None:
+            raise ValueError(f"systems.{name} needs systems.profiles, got None.")
+        if name in NEED_ROUNDS and systems.asynchronous:
+            raise ValueError(
+                f"systems.{name} needs synchronous rounds, got systems.asynchronous."
+            )
+    if systems.partial_work and not systems.deadline:
+        raise ValueError("systems.partial_work needs systems.deadline, got none.")
+    upper = num_clients / cohort_size
+    if not 1 <= systems.over_selection <= upper:
+        raise ValueError(
+            f"systems.over_selection must be in [1, {upper:g}], so that at most "
+            f"{num_clients} clients are asked, got {systems.over_selection}."
+        )
+    both = {"profiles": systems.profiles, "availability": systems.availability}
+    for name, devices in both.items():
+        if devices is not None and devices.num_clients != num_clients:
+            raise ValueError(
+                f"systems.{name} must have {num_clients} clients, got "
+                f"{devices.num_clients}."
+            )
+    check_sampling(systems.sampling, systems.num_asked(cohort_size))
+    if systems.asynchronous is not None:
+        check_asynchronous(systems.asynchronous, num_clients)
+
+
+def check_together(
+    systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
+) -> None:
+    """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
+    if stragglers.are_dropped and (sampling.is_poisson or systems.has_state):
+        raise ValueError(
+            "drop_stragglers must be False where a cohort has no fixed size (sampling "
+            f"{sampling.name!r}) or systems decide who is late, got True."
+        )
+    if systems.has_state and algorithm.privacy is not None:
+        raise ValueError(
+            "privacy must be used with randomly sampled clients, got systems with "
+            "profiles or sampling. Remove them; dropout is allowed."
+        )
+    if systems.has_state and sampling != Sampling():
+        raise ValueError(
+            "sampling must be 'shuffle' if systems choose clients, got "
+            f"{sampling.name}."
+        )
 
 
 def profiles_of_file(num_clients: int, *, path: str) -> Profiles:
@@ -66,11 +165,8 @@ class SystemsConfig(NamedTuple):
     sampling: Annotated[PowerOfChoice | Oort | None, Built(Member(SAMPLING))] = None
     asynchronous: Annotated[Asynchronous | None, Built(Member(ASYNCHRONOUS))] = None
 
-    def build(self, num_clients: int, cohort_size: int) -> Systems:
-        """Build and check the `Systems` of so many clients."""
+    def build(self, num_clients: int) -> Systems:
+        """Build the systems of so many clients."""
         per_client = {"profiles": self.profiles, "availability": self.availability}
         built = {key: part and part(num_clients) for key, part in per_client.items()}
-        systems = Systems(**{**self._asdict(), **built})
-        with naming(f"config.{SECTION}"):
-            check_systems(systems, num_clients, systems.num_counted(cohort_size))
-        return systems
+        return Systems(**{**self._asdict(), **built})

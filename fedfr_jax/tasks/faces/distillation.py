@@ -221,7 +221,7 @@ def with_live_teacher(
                 "distill.teacher_input must be 'same' unless face_mask has "
                 "keep_clean=True, got 'clean'."
             )
-        return teacher.model.apply(teacher.variables, images, False)[0]
+        return teacher.model.output(teacher.variables, images)
 
     return teach
 
@@ -318,8 +318,7 @@ def write_cache(
 ) -> None:
     """Embed all images of a source in the views, and write the cache atomically."""
     model, count = teacher.model, len(source.labels)
-    embed = lambda variables, images: model.apply(variables, images, False)[0]
-    run = build_embed(embed, views.batching, mesh)
+    run = build_embed(model.output, views.batching, mesh)
     table = stream(build_inputs(source, True), source.labels)
     shape = [count, views.number, model.embedding_dim]
     array = {"dtype": "F16", "shape": shape}

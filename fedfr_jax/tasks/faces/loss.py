@@ -59,8 +59,7 @@ def with_margin_state(model: Model) -> Model:
 
         return call
 
-    features = model.apply_with_features and wrapped(model.apply_with_features)
-    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+    return model.wrapped(wrapped)
 
 
 def without_numbers(variables: PyTree) -> PyTree:

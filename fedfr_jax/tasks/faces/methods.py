@@ -116,7 +116,7 @@ def build_face_adaptation(
       loss: of fine-tuning, see `face_loss`; distilling uses its scale.
       weight: of the angular term; 9 is BigFace's.
     """
-    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    embed = model.output
     reference = lambda teacher, client: frozen_features(embed, None, teacher, client)
     trained = on_variables(model)
     finetuning = face_loss(trained, loss=loss)
@@ -495,4 +495,4 @@ def backbone_features(model: Model) -> Callable:
 
     Traced once for each shape, mesh and setting of JAX, wherever it is called.
     """
-    return jax.jit(lambda *arguments: model.apply(*arguments, False)[0], inline=True)
+    return jax.jit(model.output, inline=True)

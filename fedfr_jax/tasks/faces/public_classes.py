@@ -222,12 +222,11 @@ def public_means(
     model: Model, task: FaceData, mesh: Mesh, backbone: PyTree, batch_size: int = 64
 ) -> jax.Array:
     """Mean feature [M_g, D] of every public class, without flips or normalization."""
-    embed = lambda variables, images: model.apply(variables, images, False)[0]
     first, labels = task.first_public, task.partition.public.labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
     table = place_examples(task.train, mesh)
     embedded = build_embed(
-        embed, Batching(batch_size, normalization(task.alignment)), mesh
+        model.output, Batching(batch_size, normalization(task.alignment)), mesh
     )
     features = embedded(backbone, table, rows)
     sums = jax.ops.segment_sum(

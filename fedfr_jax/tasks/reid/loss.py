@@ -50,7 +50,7 @@ def reid_loss(
             "identity_weight or triplet_weight must be above 0, got 0 for both."
         )
 
-    apply_with_features = model.features
+    features_fn = model.features
 
     def identity(logits, batch):
         number = jnp.arange(logits.shape[1], dtype=jnp.int32)
@@ -63,7 +63,7 @@ def reid_loss(
         return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
 
     def loss_fn(variables, batch, key):
-        outputs = apply_with_features(variables, batch.images, True, key=key)
+        outputs = features_fn(variables, batch.images, True, key=key)
         logits, features, stats = outputs
         value, accuracy = identity(logits, batch)
         metrics = {"identity_loss": value, "accuracy": accuracy}

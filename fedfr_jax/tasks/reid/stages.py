@@ -178,12 +178,12 @@ def build_task_facts(opened: Opened, network: Part) -> ReidFacts:
 def build_facts(opened: Opened, network: Part, num_classes: int) -> Facts:
     """Facts of a network with `num_classes` identities; evaluators get features."""
     model = build_model(network, opened.source.input_shape, num_classes)
-    apply_with_features = model.features
+    features_fn = model.features
     facts = network_facts(
         opened,
         model,
         offers=opened.split.shared,
-        apply=lambda variables, x: apply_with_features(variables, x, False)[1],
+        apply=lambda variables, x: features_fn(variables, x, False)[1],
     )
     neck = facts.shapes["params"].get("neck", {})
     if neck and "fc" not in neck:  # a bnneck

@@ -15,7 +15,7 @@ from fedfr_jax.federated.aggregation.exact_sum import (
 )
 from fedfr_jax.federated.aggregation.mean import attention
 from fedfr_jax.federated.aggregation.robust import median
-from fedfr_jax.federated.simulation import RoundLog
+from fedfr_jax.federated.state import RoundLog
 from fedfr_jax.runs.loop import warn_of_clipping
 from tests.federated.aggregation.played import aggregate, network_of, play_updates
 from tests.federated.toys import LOCAL

@@ -9,10 +9,10 @@ import pytest
 
 from fedfr_jax.data.augment.photometric import certain
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.runs.stages import start_stage, trained_models
 from fedfr_jax.tasks.faces.frozen_features import hard_negatives
 from fedfr_jax.types import Model
+from tests.federated.toys import simulate_round
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 

@@ -20,16 +20,17 @@ from fedfr_jax.federated.algorithms.fedreid import (
     features_of_images,
 )
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.sampling import random_client
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    run_cohort,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, Dataset, Model
+from tests.federated.toys import simulate_round
 
 OWN = "params/classifier"
 
@@ -85,7 +86,8 @@ def simulated(algorithm, images, num_classes, where=(1, 1), memory=None, **optio
     return build_simulation(
         *(algorithm, Batching(max(sizes), shuffle=False), table),
         Population(np.cumsum([0, *sizes]), np.asarray(num_classes, np.int32)),
-        **{"mesh": make_mesh(where[0]), "clients_per_device": where[1], **options},
+        Settings(clients_per_device=where[1], **options),
+        mesh=make_mesh(where[0]),
     )
 
 

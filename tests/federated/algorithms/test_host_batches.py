@@ -12,6 +12,7 @@ from fedfr_jax.central.batches import EpochOrder
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.host_batches import with_host_batches
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Batch, Dataset, LocalTraining
@@ -70,16 +71,13 @@ def test_clients_train_on_the_listed_batches(where):
     sim = build_simulation(
         *(algorithm, Batching(BATCH), Dataset.from_arrays(images, labels)),
         Population(OFFSETS, np.full(3, 3, np.int32)),
-        **{
-            "mesh": make_mesh(where[0]),
-            "clients_per_device": where[1],
-            "local_epochs": 1,
-        },
+        Settings(clients_per_device=where[1]),
+        mesh=make_mesh(where[0]),
     )
-    server, _, outcome = toys.play(sim, variables(), range(2))
-    np.testing.assert_array_equal(outcome.metrics["steps"], [2, 2, 1])
+    end = toys.play(sim, variables(), 2)
+    np.testing.assert_array_equal(end.logs[1].metrics["steps"], [2, 2, 1])
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, server.variables["params"], plain_loop(2))
+    jax.tree.map(close, end.server.variables["params"], plain_loop(2))
 
 
 def test_central_steps_take_the_listed_rows_on_every_device():

@@ -12,6 +12,7 @@ from fedfr_jax.federated.aggregation.robust import median, rfa
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.programs import round_arguments
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import keywords
@@ -121,10 +122,9 @@ def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(
     sim = build_simulation(
         *(algorithm, Batching(BATCH, shuffle=False), examples(OFFSETS[-1])),
         Population(OFFSETS, np.full(3, 2, np.int32)),
-        **{"mesh": make_mesh(1), "local_epochs": 1},
+        mesh=make_mesh(1),
     )
-    server, store, _ = play(sim, variables(), range(2))
-    rows, _ = store.gather(np.arange(3))
+    server, rows, *_ = play(sim, variables(), 2)
     shares = SIZES if weighting == "num_examples" else np.ones(3)
     wanted = plain_rounds(lambda path: path[1].key in kept, shares, 2)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -175,7 +175,8 @@ def memory_of(algorithm, cohort, model):
     sim = build_simulation(
         *(algorithm, Batching(BATCH, shuffle=False), examples(sizes.sum())),
         Population(np.cumsum([0, *sizes]), np.full(len(sizes), 2, np.int32)),
-        **{"mesh": make_mesh(1), "cohort_size": cohort},
+        Settings(cohort_size=cohort),
+        mesh=make_mesh(1),
     )
     server = start_simulation(sim, model.init(None))
     program = sim.programs.run_whole.lower(*round_arguments(sim, server))

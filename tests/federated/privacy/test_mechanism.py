@@ -21,6 +21,7 @@ from fedfr_jax.federated.privacy.mechanism import (
 )
 from fedfr_jax.federated.privacy.skellam import Skellam
 from fedfr_jax.federated.sampling import Sampling, sample_clients
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from tests.federated.aggregation.played import aggregate
@@ -208,18 +209,17 @@ def test_a_cohort_of_nobody_leaves_noise():
         algorithm,
         feed(),
         *problem(),
+        Settings(cohort_size=1, sampling=Sampling("poisson")),
         mesh=make_mesh(1),
-        cohort_size=1,
-        sampling=Sampling("poisson"),
     )
     drawn = lambda round: sample_clients(
         sim.settings.sampling, sim.settings.seed, round, 5, 1
     )[1]
     round = next(round for round in range(50) if not drawn(round).any())
     params = lambda tree: np.asarray(ravel_pytree(tree["params"])[0])
-    server, _, log = play(sim, norm_variables(), [round])
-    moved = params(algorithm.global_model(server)) - params(norm_variables())
-    assert len(log.ids) == 0 and len(moved) > 50
+    end = play(sim, norm_variables(), first=round)
+    moved = params(algorithm.global_model(end.server)) - params(norm_variables())
+    assert len(end.logs[0].ids) == 0 and len(moved) > 50
     np.testing.assert_allclose(moved.std(), 3.0 * 0.5, rtol=0.3)
 
 

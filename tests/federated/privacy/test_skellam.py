@@ -24,9 +24,10 @@ from fedfr_jax.federated.privacy.skellam import (
     skellam_noise,
 )
 from fedfr_jax.federated.sampling import Sampling
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.systems.failures import Dropout
-from fedfr_jax.federated.systems.rounds import Systems
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Summary
 from tests.federated.aggregation.played import aggregate
@@ -184,12 +185,12 @@ def test_a_round_with_fewer_updates_than_hide_the_sum_leaves_the_server():
         ff.private(fedavg_of(norm_loss), private),
         feed(),
         *problem(),
+        Settings(systems=Systems(Dropout(after_training=0.3))),
         mesh=make_mesh(1),
-        systems=Systems(Dropout(after_training=0.3)),
     )
     start, seen = np.array(ravel_pytree(norm_variables())[0]), set()
     for number in (0, 1):  # of 4 clients and of 2
-        server, _, log = play(sim, norm_variables(), [number])
+        server, _, _, (log,) = play(sim, norm_variables(), first=number)
         has_moved = (ravel_pytree(sim.algorithm.global_model(server))[0] != start).any()
         assert has_moved == (len(log.ids) >= 4)
         assert log.counts["epsilon"] > 0

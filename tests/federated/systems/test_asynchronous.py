@@ -14,6 +14,9 @@ import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.client import EqualRows, Population
+from fedfr_jax.federated.participation import start_client
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.systems.asynchronous import Begun, next_buffer, with_versions
 from fedfr_jax.federated.systems.devices import (
     Availability,
@@ -22,7 +25,7 @@ from fedfr_jax.federated.systems.devices import (
     log_normal_profiles,
 )
 from fedfr_jax.federated.systems.failures import Dropout
-from fedfr_jax.federated.systems.rounds import Systems, begin_client, check_systems
+from fedfr_jax.federated.systems.settings import Systems, check_systems
 from fedfr_jax.federated.systems.state import as_seconds
 from fedfr_jax.types import ClientOutput
 from tests.federated import toys
@@ -186,14 +189,19 @@ def first_state(settings):
 
 
 def test_a_client_begins_when_it_is_there_and_is_lost_by_its_own_chance():
-    """`begin_client` against the same draws in a plain loop."""
+    """`start_client` against the same draws in a plain loop."""
     there = Availability(
         np.arange(5), np.array([50.0, 10, 30, 20]), np.full(4, 5.0), 100.0
     )
     devices = Profiles(*np.array([[1.0, 2, 4, 5], np.ones(4), np.ones(4)]))
     work = Work(download=2, upload=3, flops=0, flops_per_step=20)
     systems = Systems(Dropout(0.3, 0.3), devices, there)
-    begin = begin_client(systems, work, 7, 4, lambda ids, round: 2 + 0 * ids + round)
+    sim = SimpleNamespace(
+        settings=Settings(0, lambda round: 2 + round, seed=7, systems=systems),
+        population=Population(EqualRows(4), np.ones(4, np.int32)),
+        batching=Batching(1),
+        work=work,
+    )
     kinds = set()
     for number, (time, busy) in enumerate([(0.0, [1]), (12.0, []), (96.0, [3])] * 20):
         wait = {0: [20, 3], 12: [0, 1], 96: [14, 1]}[int(time)]  # seconds, client
@@ -203,7 +211,7 @@ def test_a_client_begins_when_it_is_there_and_is_lost_by_its_own_chance():
         end = time + wait[0]
         if not leaves_before:
             end += 2 + 3 + 20 * (2 + number) / devices.flops[wait[1]]
-        found = begin(number, time, busy, number)
+        found = start_client(sim, number, time, busy, number)
         assert found == (wait[1], pytest.approx(end), leaves_before or leaves_after)
         kinds.add((leaves_before, leaves_after))
     assert len(kinds) == 4

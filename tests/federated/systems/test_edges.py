@@ -6,10 +6,10 @@ import numpy as np
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    run_cohort,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh

@@ -1,10 +1,15 @@
 """Rounds that take time: durations, deadlines, over-selection and availability."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import EqualRows, Population
+from fedfr_jax.federated.participation import next_cohort
+from fedfr_jax.federated.settings import Settings, check_rounds
 from fedfr_jax.federated.systems.devices import (
     Profiles,
     Work,
@@ -14,11 +19,7 @@ from fedfr_jax.federated.systems.devices import (
     seconds_of,
 )
 from fedfr_jax.federated.systems.failures import Dropout, drop_clients
-from fedfr_jax.federated.systems.rounds import (
-    Systems,
-    check_systems,
-    next_cohort,
-)
+from fedfr_jax.federated.systems.settings import Systems, check_systems
 from fedfr_jax.federated.systems.state import SystemsState, as_bits, as_seconds
 
 NONE = np.zeros(0)
@@ -32,17 +33,13 @@ POPULATION = Population(EqualRows(4), np.ones(4, np.int32))
 def play(time=0.0, *, count=4, steps=2, **options):
     """A round of the four clients: -> (cohort, when it ends)."""
     systems = Systems(profiles=DEVICES, **options)
-    check_systems(systems, 4, count)
-    cohort = next_cohort(
-        systems,
-        WORK,
-        SystemsState(as_bits(time), NONE, NONE),
-        0,
-        cohort_size=count,
-        seed=0,
+    sim = SimpleNamespace(
+        settings=check_rounds(Settings(count, steps, systems=systems), 4),
         population=POPULATION,
-        steps_of=lambda ids, round: np.full(len(ids), steps),
+        batching=Batching(1),
+        work=WORK,
     )
+    cohort = next_cohort(sim, SystemsState(as_bits(time), NONE, NONE), 0)
     return cohort, float(as_seconds(cohort.systems_state.clock))
 
 

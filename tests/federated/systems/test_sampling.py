@@ -8,7 +8,6 @@ import fedfr_jax as ff
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.systems.devices import log_normal_profiles
-from fedfr_jax.federated.systems.rounds import Systems, check_systems
 from fedfr_jax.federated.systems.sampling import (
     NEVER,
     Known,
@@ -17,6 +16,7 @@ from fedfr_jax.federated.systems.sampling import (
     choose,
     utilities,
 )
+from fedfr_jax.federated.systems.settings import Systems, check_systems
 from tests.federated import toys
 
 N = 40

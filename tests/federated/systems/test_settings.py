@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.systems.failures import Dropout
-from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
-from fedfr_jax.federated.systems.settings import SystemsConfig
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.parts import parse
 
 
-def build_systems(settings, num_clients, cohort_size):
-    config = parse(SystemsConfig, settings, "config.federation.systems")
-    return config.build(num_clients, cohort_size)
+def build_systems(settings):
+    """Of two of four clients a round."""
+    sections = {"systems": settings, "cohort_size": 2, "local_epochs": 1}
+    federation = parse(Federation, sections, "config.federation")
+    check_federation(federation, 4)
+    return federation.systems.build(4)
 
 
 def test_a_config_names_every_part(tmp_path):
@@ -25,21 +28,19 @@ def test_a_config_names_every_part(tmp_path):
             "availability": {"name": "csv", "path": str(path)},
             "over_selection": 1.5,
             "sampling": {"name": "oort", "exploration": 0.5},
-        },
-        num_clients=4,
-        cohort_size=2,
+        }
     )
     assert found.dropout == Dropout(0.0, 0.1) and found.sampling == Oort(0.5)
     np.testing.assert_allclose(found.profiles.flops, 2e9)
     assert found.availability.period == 9 and found.num_asked(2) == 3
-    assert build_systems({}, 4, 2) == Systems()
+    assert build_systems({}) == Systems()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"deadlines": 3.0}, "config.federation.systems .*'deadlines'.*deadline"),
-        ({"deadline": 3.0}, "config.federation.systems.*deadline needs systems.profil"),
+        ({"deadline": 3.0}, "config.federation: systems.deadline needs systems.pro"),
         ({"profiles": {"name": "lognormal"}}, "profiles.name must be one of .*log_nor"),
         ({"dropout": {"before": 0.1}}, "systems.dropout must have keys of .*'before'"),
         ({"dropout": {"after_training": "no"}}, "dropout.after_training must be a"),
@@ -48,4 +49,4 @@ def test_a_config_names_every_part(tmp_path):
 )
 def test_a_wrong_key_or_value_is_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        build_systems(settings, num_clients=4, cohort_size=2)
+        build_systems(settings)

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.settings import Federation, check_federation
-from fedfr_jax.federated.simulation import (
-    start_simulation,
-)
 from fedfr_jax.federated.systems.failures import (
     Stragglers,
     active_clients,
@@ -47,7 +44,7 @@ def test_stragglers_are_a_function_of_seed_round_and_client():
 def played(cohorts=(), **options):
     algorithm, variables = toys.fedavg_toy()
     sim = toys.build(algorithm, mesh=(2, 1), **{"local_epochs": 5, **options})
-    return toys.play_rounds(sim, start_simulation(sim, variables), cohorts=cohorts)
+    return toys.play(sim, variables, cohorts=cohorts)
 
 
 def test_a_round_with_stragglers_is_one_of_fewer_epochs():

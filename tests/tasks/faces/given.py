@@ -17,7 +17,6 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
 from fedfr_jax.runs.central_stage import train_central
@@ -35,6 +34,7 @@ from fedfr_jax.tasks.faces.methods import (
     terms_of,
 )
 from fedfr_jax.types import Batch, Experiment, FederatedTrainer, Model, PyTree, Source
+from tests.federated import toys
 
 
 def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
@@ -143,9 +143,8 @@ def first_round(experiment: Experiment, name: str, start: PyTree, folder):
     begun = start_stage(experiment, trainer, start, folder)
     begun.checkpointer.close()
     before = jax.device_get(begun.server)
-    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
-    rows, _ = begun.store.gather(np.arange(experiment.task.population.num_clients))
-    return trainer, before, jax.device_get(server), jax.device_get(rows)
+    end = toys.play_rounds(begun.sim, begun.server, store=begun.store)
+    return trainer, before, end.server, end.rows
 
 
 # --- A method alone, and what its states hold

@@ -10,6 +10,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.federated.sampling import random_client
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Model
@@ -91,13 +92,11 @@ def _run(task, options, rounds, lanes):
         Batching(8, normalize(), shuffle=False),  # shuffling would double compile time
         task.train,
         given.population_of(task),
+        Settings(local_epochs=2, clients_per_device=lanes),
         mesh=make_mesh(1),
-        local_epochs=2,
-        clients_per_device=lanes,
     )
-    start = trainer.init_variables(START)
-    server, store, outcome = toys.play(sim, start, range(rounds))
-    return trainer, server, store.gather(np.arange(3))[0], outcome
+    end = toys.play(sim, trainer.init_variables(START), rounds)
+    return trainer, end.server, end.rows, end.logs[-1]
 
 
 def assert_close(a, b):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import horizontal_flip
-from fedfr_jax.federated.simulation import build_simulation, start_simulation
+from fedfr_jax.federated.settings import Settings
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.frozen_features import own_class_means
 from fedfr_jax.types import Augment
@@ -23,9 +24,10 @@ def two_rounds(augment, **options):
     """Two rounds of FedFR whole."""
     algorithm, variables = toys.fedfr_toy()
     feed, (table, population) = toys.feed(augment=augment), toys.problem()
-    options = {"mesh": make_mesh(2), "cohort_size": 3, "local_epochs": 2, **options}
-    sim = build_simulation(algorithm, feed, table, population, **options)
-    return toys.play_rounds(sim, start_simulation(sim, variables), 2)
+    settings = Settings(**{"cohort_size": 3, "local_epochs": 2, **options})
+    parts = algorithm, feed, table, population, settings
+    sim = build_simulation(*parts, mesh=make_mesh(2))
+    return toys.play(sim, variables, 2)
 
 
 @pytest.mark.ci

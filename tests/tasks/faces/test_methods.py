@@ -10,10 +10,10 @@ import pytest
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
 )
 from fedfr_jax.losses.distillation import knowledge_distillation
@@ -104,15 +104,12 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
     sim = sim._replace(settings=sim.settings._replace(local_epochs=local_epochs))
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
-    store, outcomes = open_store(sim, server), []
-    for r in range(rounds):
-        server, outcome = simulate_round(sim, server, store, r)
-        outcomes.append(outcome)
-    if last:
-        server, outcome = simulate_round(last, server, store, rounds)
-        outcomes.append(outcome)
-    rows, _ = store.gather(np.arange(3))
-    return sim, jax.device_get(server), rows, outcomes
+    store = open_store(sim, server)
+    end = toys.play_rounds(sim, server, rounds, store=store)
+    if not last:
+        return sim, end.server, end.rows, end.logs
+    own = toys.play_rounds(last, end.server, first=rounds, store=store)
+    return sim, own.server, own.rows, end.logs + own.logs
 
 
 def assert_same(a, b, tolerance=1e-6):
@@ -206,10 +203,10 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
     method = given.method_of(counted, num_classes=3, hard_negative_threshold=0.0)
     feed, tables = Batching(8, MIRRORED), (task.train, given.population_of(task))
     sim = build_simulation(
-        method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5
+        method.algorithm, feed, *tables, Settings(local_epochs=5), mesh=make_mesh(1)
     )
     start = method.init_variables(BACKBONE, jnp.ones((4, DIM)))
-    outcome = toys.play(sim, start)[2]
+    (outcome,) = toys.play(sim, start).logs
     jax.effects_barrier()
     whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
     by_clients = whole(given.population_of(task).sizes(outcome.ids) + outcome.num_added)
@@ -302,8 +299,7 @@ def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task)
         given.population_of(task),
         mesh=mesh,
     )
-    _, store, _ = toys.play(sim, method.init_variables(BACKBONE, phi))
-    rows, _ = store.gather(np.arange(3))
+    rows = toys.play(sim, method.init_variables(BACKBONE, phi)).rows
     labels, offsets = task.train.labels, given.population_of(task).offsets
     images = decode(task.train.images)
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])

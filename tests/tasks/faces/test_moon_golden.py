@@ -56,7 +56,7 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
     )
     variables = {"params": {"which": jnp.asarray(GLOBAL)}, "batch_stats": {}}
     start = method.init_variables(variables, jnp.zeros((1, dim)))
-    metrics = toys.play(sim, start)[2].metrics
+    metrics = toys.play(sim, start).logs[0].metrics
     assert metrics["steps"].tolist() == [1, 1]
     found = metrics["contrastive_loss"]
     np.testing.assert_allclose(found[1], want["loss_one_prev"], rtol=1e-6)
