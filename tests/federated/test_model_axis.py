@@ -13,7 +13,11 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel, parameter_packing
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.programs import round_arguments
-from fedfr_jax.federated.simulation import build_simulation, start_simulation
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
 from fedfr_jax.models import iresnet
 from fedfr_jax.types import Dataset
 from tests.federated import toys
@@ -71,9 +75,11 @@ def _two_rounds(num_model_shards):
     sim, server = build(num_model_shards, max_hard_negatives=16)
     whole = sim.programs.run_whole
     compiled = whole.lower(*round_arguments(sim, server)).compile()
-    end = toys.play_rounds(sim, server, 2)
+    store = open_store(sim, server)
+    for round in range(2):
+        server, _ = toys.simulate_round(sim, server, store, round)
     assert whole.num_compiled() == 1
-    return end.server, end.rows, compiled
+    return server, store.gather(np.arange(4))[0], compiled
 
 
 def test_a_network_over_four_devices_learns_what_one_device_does():
