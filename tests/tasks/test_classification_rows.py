@@ -20,7 +20,7 @@ from fedfr_jax.models.heads import with_projection
 from fedfr_jax.tasks.classification import cross_entropy
 from fedfr_jax.tasks.methods import Leaves, with_contrastive_loss
 from fedfr_jax.tasks.trainers import select_leaves
-from fedfr_jax.trees import matching, path_name
+from fedfr_jax.trees import by_name, matching
 from fedfr_jax.types import Dataset, LocalTraining, Model
 from tests.federated import toys
 
@@ -34,14 +34,13 @@ def chosen(model, given):
     given = Leaves(**given) if isinstance(given, dict) else given
     where = select_leaves(model, given)
     select = matching(where) if isinstance(where, str) else where
-    pairs = jax.tree_util.tree_leaves_with_path(select(variables))
-    return {path_name(path) for path, is_found in pairs if is_found}, variables
+    mask = by_name(select(variables))
+    return {path for path, is_found in mask.items() if is_found}, variables
 
 
 def test_batch_norms_are_told_by_their_statistics_wherever_they_are():
     found, variables = chosen(RESNET, {"batch_norms": True})
-    leaves = jax.tree_util.tree_leaves_with_path(variables)
-    names = {path_name(path) for path, _ in leaves}
+    names = by_name(variables)
     # Every vector but the last layer's, "shortcut" too, which a search for bn may miss.
     vectors = {n for n in names if n.endswith(("/scale", "/bias", "/mean", "/var"))}
     assert found == vectors - {"params/fc/bias"}

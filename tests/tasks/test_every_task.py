@@ -83,8 +83,7 @@ def averaged(task, batch_stats):
     server = stage_shapes(experiment, "x").server
     while isinstance(server, Server):  # beside what clients keep, or the first one has
         server = server.inner
-    paths = jax.tree_util.tree_leaves_with_path(server)
-    return {trees.path_name(path) for path, _ in paths}
+    return {*trees.by_name(server)}
 
 
 @pytest.mark.parametrize("task", tiny.TASKS)

@@ -8,7 +8,6 @@ from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax import trees
 from fedfr_jax.central.batches import TO_SHARD
 from fedfr_jax.central.class_parallel import all_rows
 from fedfr_jax.central.settings import Training
@@ -17,9 +16,9 @@ from fedfr_jax.data.align import arcface_template
 from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.parts import parse
-from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces import distillation as d
 from fedfr_jax.tasks.faces.data import build_inputs
@@ -275,8 +274,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     student, path = linear(), tmp_path / "teacher.npz"
     model = MODELS["sphereface"](SHAPE, blocks=(1,), widths=(4,), embedding_dim=DIM)
     variables = model.init(jax.random.key(1))
-    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
-    write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
+    write_weights(path, named_arrays(variables))
     found = opened({"weights": str(path), "model": TINY}, student)
     jax.tree.map(assert_array_equal, found.teacher.variables, variables)
     for change, message in (
