@@ -8,6 +8,7 @@ from fedfr_jax.data.augment import identity
 from fedfr_jax.evaluation.retrieval import IdentityLabels
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
+from fedfr_jax.runs.report.drawing import LINE, draw_grid
 from fedfr_jax.tasks.reid.data import PartitionConfig, build_split
 from fedfr_jax.tasks.reid.evaluator import (
     QUERY,
@@ -60,3 +61,6 @@ def test_a_page_frames_right_and_wrong(has_one, memory):
     assert (
         "camera" in grid.captions["1"][0] and "first match" in grid.captions["query"][0]
     )
+    bare, drawn = (draw_grid(x, {}) for x in (grid._replace(captions={}), grid))
+    assert drawn.shape[0] == bare.shape[0] + 2 * 3 * LINE  # of the query's three lines
+    assert (drawn == 30).all(axis=-1).sum() > (bare == 30).all(axis=-1).sum() + 100
