@@ -305,7 +305,6 @@ def evaluate_equals_once(
 
 NUM_SHOWN = 10  # gallery images beside a query
 RIGHT, WRONG, QUERY = (0, 140, 60), (205, 30, 30), (120, 120, 120)  # of frames
-FRAME = 4  # pixels
 
 
 def retrieval_sheets(
@@ -406,7 +405,8 @@ def result_grid(
 def with_frames(images: np.ndarray, colors: np.ndarray) -> np.ndarray:
     """Frame images [n, H, W, C] in colors [n, 3], uint8 [n, H + 2F, W + 2F, 3]."""
     number, height, width, _ = images.shape
-    framed = np.empty((number, height + 2 * FRAME, width + 2 * FRAME, 3), np.uint8)
+    frame = max(height // 32, 1)
+    framed = np.empty((number, height + 2 * frame, width + 2 * frame, 3), np.uint8)
     framed[:] = colors[:, None, None]
-    framed[:, FRAME:-FRAME, FRAME:-FRAME] = images
+    framed[:, frame:-frame, frame:-frame] = images
     return framed
