@@ -1,1 +1,1 @@
-"""Runs in a browser: read files, render a page, serve pages."""
+"""Runs in a browser: render a page, serve pages; files are read by runs.run_files."""
