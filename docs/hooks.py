@@ -107,7 +107,8 @@ def members(family: str) -> str:
     parts = []
     for name, member in sorted(load_families()[family].items()):
         parts.append(f"## {name}\n\n{summary(member)}")
-        if keys := keys_of(member):
+        keys = keys_of(member) if callable(member) else []  # a task has none
+        if keys:
             parts.append(table(("key", "default", "meaning"), keys))
     return "\n\n".join(parts)
 

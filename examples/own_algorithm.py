@@ -11,8 +11,6 @@ import numpy as np
 import optax
 
 import fedfr_jax as ff
-from fedfr_jax.federated.variable_split import update_of
-from fedfr_jax.types import ClientOutput
 
 
 def inverse_norm(training, *, power=1.0):
@@ -21,9 +19,10 @@ def inverse_norm(training, *, power=1.0):
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server, client)
-        update = update_of(end, server)
-        weight = 1 / (optax.tree.norm(update["params"]) + 1e-6) ** power
-        return ClientOutput(update, weight, personal, {**metrics, "weight": weight})
+        change = optax.tree.sub(end["params"], server["params"])
+        weight = 1 / (optax.tree.norm(change) + 1e-6) ** power
+        metrics = {**metrics, "weight": weight}
+        return ff.client_output(server, end, weight, personal, metrics)
 
     return ff.Algorithm(
         init=lambda variables: variables,

@@ -89,6 +89,7 @@ from fedfr_jax.federated.systems.failures import Dropout as Dropout
 from fedfr_jax.federated.systems.sampling import Oort as Oort
 from fedfr_jax.federated.systems.sampling import PowerOfChoice as PowerOfChoice
 from fedfr_jax.federated.systems.settings import Systems as Systems
+from fedfr_jax.federated.variable_split import client_output as client_output
 from fedfr_jax.loading import load_model as load_model
 from fedfr_jax.losses import LOSSES as LOSSES
 from fedfr_jax.losses import masked_mean as masked_mean

@@ -90,6 +90,16 @@ def test_an_own_algorithm_trains_beside_fedavg():
     assert min(found.values()) > 0.8
 
 
+def test_an_own_algorithm_takes_personal_layers():
+    example = load("own_algorithm")
+    data = ff.FederatedDataset.from_client_ids(*example.clients_with_noise(4))
+    training = ff.LocalTraining(example.loss, optax.sgd, learning_rate=0.1)
+    personal = ff.with_personal_layers(example.inverse_norm(training), "params/w")
+    run = ff.init(personal, data, {"w": np.zeros((16, 2), np.float32)}, batch_size=5)
+    run, _ = ff.run_round(run)
+    assert ff.evaluate(run, example.logits, data)["accuracy_of_clients"] > 0.6
+
+
 def test_personal_layers_learn_what_one_model_cannot():
     found = load("personal_layers").main(rounds=4)
     assert found["personal classifier"] > found["fedavg"] + 0.2

@@ -19,7 +19,7 @@ from fedfr_jax.parts import section
 from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
-from fedfr_jax.schema import check_choice, naming
+from fedfr_jax.schema import choice_error, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.experiment import Config, build_experiment, parse_config
 from fedfr_jax.tasks.places import with_paths
@@ -51,7 +51,8 @@ class Sections(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError for an unknown task, or a method that names no folder."""
-        check_choice("config.task", self.task, sorted(TASKS))
+        if error := choice_error("config.task", self.task, sorted(TASKS)):
+            raise ValueError(f"{error[:-1]}; a task of your own needs --config=FILE.")
         for name in self.methods:
             if not re.fullmatch(METHOD_NAME, str(name)):
                 raise ValueError(f"config.methods must have {NAME_RULE}, got {name!r}.")
