@@ -15,6 +15,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.sampling import (
+    Sampling,
     check_built_for,
     sample_clients,
     sample_cohort,
@@ -32,7 +33,7 @@ from fedfr_jax.federated.systems.failures import (
     num_trained,
 )
 from fedfr_jax.federated.systems.sampling import Known, choose
-from fedfr_jax.federated.systems.settings import Systems, check_together
+from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.federated.systems.state import (
     SystemsState,
     WithSystems,
@@ -51,10 +52,29 @@ def check_participation(
     """Check who shall take part in rounds; return the settings with K."""
     check_built_for(algorithm, num_clients)
     settings = check_rounds(settings, num_clients)
-    stragglers = settings.stragglers
-    check_together(settings.systems, stragglers, settings.sampling, algorithm)
-    algorithm.check_cohort(num_trained(stragglers, settings.cohort_size))
+    check_together(settings, algorithm)
+    algorithm.check_cohort(num_trained(settings.stragglers, settings.cohort_size))
     return settings
+
+
+def check_together(settings: Settings, algorithm: Algorithm) -> None:
+    """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
+    systems, sampling = settings.systems, settings.sampling
+    if settings.stragglers.are_dropped and (sampling.is_poisson or systems.has_state):
+        raise ValueError(
+            "drop_stragglers must be False where a cohort has no fixed size (sampling "
+            f"{sampling.name!r}) or systems decide who is late, got True."
+        )
+    if systems.has_state and algorithm.privacy is not None:
+        raise ValueError(
+            "privacy must be used with randomly sampled clients, got systems with "
+            "profiles or sampling. Remove them; dropout is allowed."
+        )
+    if systems.has_state and sampling != Sampling():
+        raise ValueError(
+            "sampling must be 'shuffle' if systems choose clients, got "
+            f"{sampling.name}."
+        )
 
 
 def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.systems.asynchronous import (
     Asynchronous,
     check_asynchronous,
@@ -28,7 +27,7 @@ from fedfr_jax.federated.systems.devices import (
     read_availability,
     read_profiles,
 )
-from fedfr_jax.federated.systems.failures import Dropout, Stragglers
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.sampling import (
     Oort,
     PowerOfChoice,
@@ -38,7 +37,6 @@ from fedfr_jax.federated.systems.sampling import (
 from fedfr_jax.parts import Built, Factory, Member, Part, section
 from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import check_fields
-from fedfr_jax.types import Algorithm
 
 NEED_TIME = ("availability", "over_selection", "deadline", "asynchronous")
 NEED_ROUNDS = ("over_selection", "deadline", "sampling")
@@ -107,27 +105,6 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     check_sampling(systems.sampling, systems.num_asked(cohort_size))
     if systems.asynchronous is not None:
         check_asynchronous(systems.asynchronous, num_clients)
-
-
-def check_together(
-    systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
-) -> None:
-    """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
-    if stragglers.are_dropped and (sampling.is_poisson or systems.has_state):
-        raise ValueError(
-            "drop_stragglers must be False where a cohort has no fixed size (sampling "
-            f"{sampling.name!r}) or systems decide who is late, got True."
-        )
-    if systems.has_state and algorithm.privacy is not None:
-        raise ValueError(
-            "privacy must be used with randomly sampled clients, got systems with "
-            "profiles or sampling. Remove them; dropout is allowed."
-        )
-    if systems.has_state and sampling != Sampling():
-        raise ValueError(
-            "sampling must be 'shuffle' if systems choose clients, got "
-            f"{sampling.name}."
-        )
 
 
 def profiles_of_file(num_clients: int, *, path: str) -> Profiles:

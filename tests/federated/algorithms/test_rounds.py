@@ -424,7 +424,7 @@ def test_qfedavg_bears_clients_without_any_loss():
     )
 
 
-@pytest.mark.parametrize("rate", [0.0, lambda round, epoch: 0.0 * epoch])
+@pytest.mark.parametrize("rate", [0.0, lambda round, epoch: jnp.zeros(())])
 def test_qfedavg_without_a_step_is_refused_before_training(rate):
     with pytest.raises(ValueError, match="^learning_rate must be positive .*, got 0.0"):
         ff.qfedavg(LocalTraining(loss_fn, ff.sgd(), rate), q=1.0)
