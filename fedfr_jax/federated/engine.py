@@ -45,6 +45,10 @@ from fedfr_jax.federated.client import (
     server_key,
     unpack,
 )
+from fedfr_jax.federated.contract_checks import (
+    check_output,
+    check_same,
+)
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.types import (
@@ -548,6 +552,7 @@ def next_server(algorithm, server, total, output, order, shared):
         is_received=jax.tree.map(lambda x: x > 0, cohort.is_received),
     )
     new_server, metrics = algorithm.server_update(server, result), result.metrics
+    check_same(f"the result of server_update of {algorithm}", new_server, server)
     is_finite = cohort.is_finite
     if result.is_received is not None:
         is_finite = jnp.where(result.is_received, is_finite, 1)
@@ -597,6 +602,7 @@ def train_client(
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)
+    check_output(algorithm, output, server, personal)
     check_covered(algorithm, output)
     aggregator = algorithm.aggregator or weighted_mean()
     with jax.named_scope("aggregate"):

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import sums, variable_split
+from fedfr_jax.federated.contract_checks import check_returned, check_same
 from fedfr_jax.types import (
     LAST,
     LINK,
@@ -41,6 +42,8 @@ from fedfr_jax.types import (
     Summary,
     no_state,
 )
+
+FINISHED = "aggregate", "state", "metrics"  # what `finish` of a link returns
 
 
 class Server(NamedTuple):
@@ -95,7 +98,11 @@ def chain(*links: Aggregator) -> Aggregator:
             if link.init_personal:
                 link_state = LinkState(link_state, own[i])
             link_key = jax.random.fold_in(key, i)
-            summary, found = link.summarize(link_key, link_state, update, weight)
+            returned = link.summarize(link_key, link_state, update, weight)
+            where = f"summarize of aggregation's link {i + 1}"
+            summary, found = check_returned(where, returned, ("Summary", "metrics"))
+            if link.role == LINK:
+                check_same(f"the update of {where}", summary.update, update)
             update, weight = summary.update, summary.weight
             extra.append(summary.extra)
             personal.append(summary.personal)
@@ -107,7 +114,12 @@ def chain(*links: Aggregator) -> Aggregator:
         for i, link in reversed([*enumerate(links)]):
             link_key = jax.random.fold_in(key, i)
             link_total = total._replace(update=aggregate, extra=total.extra[i])
-            aggregate, states[i], found = link.finish(link_key, states[i], link_total)
+            returned = link.finish(link_key, states[i], link_total)
+            where = f"finish of aggregation's link {i + 1}"
+            new, states[i], found = check_returned(where, returned, FINISHED)
+            if link.role == LINK:
+                check_same(f"the aggregate of {where}", new, aggregate)
+            aggregate = new
             metrics = {**found, **metrics}
         return aggregate, state and tuple(states), metrics
 

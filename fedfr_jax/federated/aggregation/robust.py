@@ -28,6 +28,7 @@ from fedfr_jax.federated.aggregation.contract import (
     split,
 )
 from fedfr_jax.federated.aggregation.mean import scale_weight, to_float32
+from fedfr_jax.federated.contract_checks import check_same
 from fedfr_jax.ranges import Count, Positive, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, PyTree, Summary, any_number
@@ -55,6 +56,8 @@ def of_all_updates(
         updates = masked(weights > 0, total.update.tree, jnp.nan)
         *parts, join = split(updates)
         aggregate = join(*(combine(part, weights) if part else [] for part in parts))
+        like = jax.tree.map(lambda x: x[0], total.update.tree)
+        check_same("the result of a rule over all updates", aggregate, like)
         return aggregate, state, {}
 
     link = Aggregator(
