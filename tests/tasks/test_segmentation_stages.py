@@ -5,7 +5,9 @@ import shutil
 import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from PIL import Image
 
@@ -18,7 +20,7 @@ from fedfr_jax.runs.stages import load_models
 from fedfr_jax.tasks.data import open_data, split_classes
 from fedfr_jax.tasks.evaluators import build_feature_fn
 from fedfr_jax.tasks.segmentation import build_segmenter, with_masks
-from fedfr_jax.types import IGNORE_INDEX
+from fedfr_jax.types import IGNORE_INDEX, Evaluation, Evaluator
 
 pytestmark = pytest.mark.ci
 
@@ -133,6 +135,59 @@ def test_another_run_is_a_reference_by_its_folder(config, finished):
     central = load_models(experiment, "central", folder)  # the last row
     found = beside.task.evaluators["representation"].evaluate(central).metrics
     assert abs(found["mmd"]) < 1e-6 < found["amm"]
+
+
+def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
+    """Whole clients as batches, so that no order matters; some clients are padded."""
+    given = config()
+    given["federation"] = {
+        "rounds": 1,
+        "local_epochs": 3,
+        "batch_size": 22,
+        "flip_probability": 0.0,
+    }
+    given["model"] |= {"norm": "group", "norm_groups": 2}
+    given["partition"] |= {"num_clients": 2}
+    given["methods"] = {"fedavg": {**RATE, "momentum": 0.9}}
+    experiment, kept = build(given), []
+    keep = Evaluator(lambda networks: kept.append(networks.variables) or Evaluation())
+    task = experiment.task._replace(evaluators={"keep": keep})
+    run_experiment(experiment._replace(task=task), tmp_path)
+    start = experiment.stages["fedavg"].trainer.init_variables(None)
+    apply = experiment.stages["fedavg"].trainer.apply
+    expected = plain_round(apply, start, task.dataset, task.population.offsets)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4),
+        kept[-1]["params"],
+        expected,
+    )
+
+
+def plain_round(apply, start, dataset, offsets):
+    """Parameters after a round of FedAvg, written again without the library's loss."""
+    optimizer, sizes, total = optax.sgd(0.3, momentum=0.9), np.diff(offsets), None
+    assert len(set(sizes)) > 1
+
+    @jax.jit
+    @jax.grad
+    def gradient(params, images, mask):
+        logits = apply({"params": params, "batch_stats": {}}, images)
+        log_p = jax.nn.log_softmax(logits)
+        parts = [jnp.where(mask == c, log_p[..., c], 0).sum() for c in range(3)]
+        return -sum(parts) / (mask != IGNORE_INDEX).sum().astype(jnp.float32)
+
+    for low, high in zip(offsets[:-1], offsets[1:], strict=True):
+        images = dataset.images[low:high].astype(np.float32) / 127.5 - 1
+        mask = dataset.targets["mask"][low:high].astype(np.int32)
+        params = start["params"]
+        state = optimizer.init(params)
+        for _ in range(3):
+            grads = gradient(params, jnp.asarray(images), mask)
+            updates, state = optimizer.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        part = optax.tree.scale(float((high - low) / sizes.sum()), params)
+        total = part if total is None else optax.tree.add(total, part)
+    return total
 
 
 def augmented(feed, images, mask):
