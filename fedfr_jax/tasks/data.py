@@ -79,17 +79,40 @@ def open_data(part: Part) -> Source:
     source = part()
     location = settings.get("path", settings.get("data_dir", part.where))
 
-    def named(read):
+    def named(read, check=lambda examples, rows: None):
         def call(rows):
             with naming(location):
-                return read(rows)
+                examples = read(rows)
+                check(examples, rows)
+                return examples
 
         return call
 
+    def check_images(images, rows):
+        wanted = (len(rows), *source.input_shape)
+        if images.dtype != np.uint8 or images.shape != wanted:
+            raise ValueError(
+                f"read of the source must return uint8 {wanted}, got {images.dtype} "
+                f"{images.shape}. Its images have values from 0 to 255."
+            )
+
+    with naming(location):
+        _check_labels(source)
+    is_of_images = len(source.input_shape) == 3
     masks = source.masks
     if masks is not None:
         masks = masks._replace(read=named(masks.read))
-    return source._replace(read=named(source.read), masks=masks)
+    read = named(source.read, check_images) if is_of_images else named(source.read)
+    return source._replace(read=read, masks=masks)
+
+
+def _check_labels(source: Source) -> None:
+    labels, names = np.asarray(source.labels), source.names
+    if labels.dtype.kind not in "iu" or labels.max(initial=0) >= max(len(names), 1):
+        raise ValueError(
+            f"labels of the source must be integers below its {len(names)} names, got "
+            f"{labels.dtype} up to {labels.max(initial=0)}."
+        )
 
 
 def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:

@@ -79,6 +79,10 @@ MISTAKES = {
         lambda: behind(finish=lambda k, s, total: (total.update, s)),
         r"^finish of .* must return \(aggregate, state, metrics\), got 2 values",
     ),
+    "link": (
+        lambda: ff.with_aggregation(fedavg(), ff.aggregation.median),
+        "^link 1 of the aggregation must be an Aggregator, got a function",
+    ),
     "rule": (
         lambda: rule(lambda updates, weights: updates),
         "^the result of a rule over all updates must have float32",

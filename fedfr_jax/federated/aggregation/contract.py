@@ -224,6 +224,12 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     """
     if not links:
         return algorithm
+    for number, link in enumerate(links, 1):
+        if not isinstance(link, Aggregator):
+            kind = type(link).__name__
+            raise ValueError(
+                f"link {number} of the aggregation must be an Aggregator, got a {kind}."
+            )
     mean, parts = aggregator_of(algorithm, "aggregation"), [*links]
     if mean.init is not no_state:
         raise ValueError(
