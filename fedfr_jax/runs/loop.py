@@ -30,10 +30,11 @@ from fedfr_jax.runs.checkpoint import (
     ledger_files,
     read_ledger,
 )
+from fedfr_jax.runs.evaluation_record import with_prefix
 from fedfr_jax.runs.sinks import Sink, cover_logs
 from fedfr_jax.runs.timing import RunTime, speeds
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, RunInterrupted
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Evaluation, PyTree
 
 
 class Lifecycle(NamedTuple):
@@ -93,12 +94,13 @@ class RunOutputs(NamedTuple):
     """What becomes of a stage's rounds: checkpoints, evaluations, numbers for sinks."""
 
     stage: StageState
-    # (server, store) -> {name: number}, called when due
-    evaluate: Callable[[PyTree, Store], dict[str, float]]
+    evaluate: Callable[[PyTree, Store], Mapping[str, Evaluation]]  # called when due
     federation: Federation = Federation()  # when something is due
     sinks: Sequence[Sink] = ()
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE
     flops_per_image: int | None = None  # of training; None: no speed is logged
+    # Gets the evaluations after the last round, by evaluator
+    last_evaluations: dict[str, Evaluation] | None = None
 
 
 def resume(
@@ -248,7 +250,10 @@ def save_round(
     scalars = {**summarize(log), **extra}
     if is_due(federation.evaluate_every, round, last):
         with lifecycle.timed("evaluation"):
-            scalars.update(outputs.evaluate(server, stage.store))
+            evaluations = outputs.evaluate(server, stage.store)
+        scalars.update(with_prefix(evaluations))
+        if round == last and outputs.last_evaluations is not None:
+            outputs.last_evaluations.update(evaluations)
     # Before the checkpoint: a resume drops a line that is written twice, but
     # cannot restore one that was never written.
     for sink in outputs.sinks:

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -59,6 +60,8 @@ class EndedStage(NamedTuple):
     models: TrainedModels
     variables: PyTree | None  # for stages that start from this one
     state: StageState | None  # of a federated stage
+    # Of these models, if their last round has just been trained
+    evaluations: Mapping[str, Evaluation] = MappingProxyType({})
 
 
 # Federated stages: new or resumed.
@@ -189,7 +192,7 @@ def run_stage(
     ) as sinks:
         ended = training.run(sinks)
         with lifecycle.timed("evaluation"):
-            evaluations = save_and_evaluate(experiment, trainer, ended.models, folder)
+            evaluations = save_and_evaluate(experiment, trainer, ended, folder)
         logged = () if is_central else _during_training(experiment)
         late = {name: x for name, x in evaluations.items() if name not in logged}
         for sink in sinks if late else ():
@@ -223,15 +226,19 @@ def _federated_training(experiment, trainer, start, folder, lifecycle) -> StageT
     )
     rounds = affordable_rounds(state.sim.accountant, experiment.federation.rounds)
     note_privacy(state.sim.accountant, folder)
+    evaluations: dict[str, Evaluation] = {}
 
     def run(sinks):
         outputs = stage_outputs(experiment, trainer, state, sinks)._replace(
-            lifecycle=lifecycle, flops_per_image=training_flops(trainer)
+            lifecycle=lifecycle,
+            flops_per_image=training_flops(trainer),
+            last_evaluations=evaluations,
         )
         server = _train_rounds(trainer, outputs, rounds)
         state.checkpointer.close()
         state.store.keep_newest()  # the last checkpoint is whole
-        return _ended_federated(experiment, trainer, state._replace(server=server))
+        ended = _ended_federated(experiment, trainer, state._replace(server=server))
+        return ended._replace(evaluations=evaluations)
 
     return StageTraining(state.first, read_end(trainer, rounds, folder), run)
 
@@ -267,7 +274,7 @@ def stage_outputs(
 
     def evaluate_models(server, store):
         models = trained_models(experiment, trainer, state.sim, server, store)
-        return with_prefix(evaluate(evaluators, models))
+        return evaluate(evaluators, models)
 
     return loop.RunOutputs(state, evaluate_models, experiment.federation, sinks)
 
@@ -354,7 +361,7 @@ def read_stage(experiment: Experiment, name: str, workdir: pathlib.Path) -> Ende
 def save_and_evaluate(
     experiment: Experiment,
     trainer: FederatedTrainer | CentralTrainer,
-    models: TrainedModels,
+    ended: EndedStage,
     folder: pathlib.Path,
 ) -> dict[str, Evaluation]:
     """Save a stage's model in its folder, see `models.saved_model`, and evaluate it.
@@ -362,8 +369,11 @@ def save_and_evaluate(
     In this order, so that a failed evaluation costs no model; the ROC on unseen
     identities is added afterwards, for thresholds.
     """
-    _write_model(folder, experiment.task, trainer, models.variables)
-    evaluations = evaluate(experiment.task.evaluators, models)
+    _write_model(folder, experiment.task, trainer, ended.models.variables)
+    evaluators, found = experiment.task.evaluators, ended.evaluations
+    late = {name: x for name, x in evaluators.items() if name not in found}
+    evaluations = {**found, **evaluate(late, ended.models)}
+    evaluations = {name: evaluations[name] for name in evaluators}  # in their order
     roc = evaluations.get("generic", Evaluation()).curves.get("roc")
     if roc is not None and meshes.is_first_process() and (folder / RECORD).exists():
         record = manifest.read_object(folder / RECORD)

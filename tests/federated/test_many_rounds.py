@@ -31,7 +31,7 @@ from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.sinks import Sink
-from fedfr_jax.types import LocalTraining
+from fedfr_jax.types import Evaluation, LocalTraining
 from tests.federated import toys
 from tests.federated.toys import Reader, digest
 
@@ -67,7 +67,7 @@ def train(sim, folder, num_rounds, rounds_per_call):
     begun = loop.resume(sim, start, folder)
     to = loop.RunOutputs(
         begun,
-        lambda server, store: {"rows": float(np.sum(digits(server, store)))},
+        lambda server, store: {"rows": Evaluation({"sum": np.sum(digits(server, store))})},
         Federation(
             evaluate_every=KILLED,
             checkpoint_every=KILLED,

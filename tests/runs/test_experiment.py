@@ -89,10 +89,40 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
         whole = experiment(federation, devices=devices, judge=seen.append)
         folder = tmp_path / str(devices)
         run_stage(whole, trainer, None, folder)
-        assert len(seen) == 3  # after either round, and at the end
+        assert len(seen) == 2  # after either round; the end is the last one
         rows = json.loads((folder / "clients.jsonl").read_text().splitlines()[-1])
         ends.append((jax.device_get(seen), rows))
     jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_the_last_round_is_evaluated_once(tmp_path):
+    algorithm, variables = toys.fedavg_toy()
+    trainer = FederatedTrainer(
+        algorithm,
+        init_variables=lambda before: variables,
+        apply=None,
+        global_model=algorithm.global_model,
+        apply_global=None,
+    )
+    seen = []
+
+    def norm(networks):
+        leaves = jax.tree.leaves(networks.variables)
+        seen.append(float(sum(np.abs(x).sum() for x in leaves)))
+        return Evaluation({"norm": seen[-1]})
+
+    whole = experiment(parse(Federation, {**SETTINGS, "rounds": 3, "evaluate_every": 2}))
+    evaluators = {
+        "late": Evaluator(lambda networks: Evaluation(), during_training=False),
+        "generic": Evaluator(norm),
+    }
+    whole = whole._replace(task=whole.task._replace(evaluators=evaluators))
+    ends = [run_stage(whole, trainer, None, tmp_path)[1] for _ in range(2)]
+    assert len(seen) == 3  # after rounds 2 and 3, and of the finished stage
+    assert seen[0] != seen[1] == seen[2]
+    for evaluations in ends:
+        assert list(evaluations)[:2] == ["late", "generic"]
+        assert evaluations["generic"].metrics == {"norm": seen[1]}
 
 
 def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(

@@ -23,6 +23,7 @@ from fedfr_jax.runs.loop import Lifecycle
 from fedfr_jax.runs.sinks import ClientLog, JsonlSink
 from fedfr_jax.runs.stages import evaluate
 from fedfr_jax.runs.trackers import RunInterrupted, TraceSink
+from fedfr_jax.types import Evaluation
 from tests.federated import toys
 
 ROUNDS = 5
@@ -58,7 +59,8 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
     def evaluate(server, store):
         del store
         leaves = jax.tree.leaves(jax.device_get(server))
-        return {"norm": float(sum(np.abs(x).sum() for x in leaves))}
+        norm = float(sum(np.abs(x).sum() for x in leaves))
+        return {"weights": Evaluation({"norm": norm})}
 
     def killer(round, scalars):
         if kill_at == ("after sinks", round):
