@@ -42,7 +42,7 @@ def write_run(folder, seed=0):
     evaluate(folder, 0.75 + seed)
     numbers = {"fedavg": {"generic": {"accuracy": 0.75 + seed}}}
     for name in ("evaluation", "summary"):
-        sinks.write_summary(folder / f"{name}.json", {"methods": numbers})
+        sinks.write_json(folder / f"{name}.json", {"methods": numbers})
     rows = [
         {"run": f"r{i}", "params_backbone": 10 * i, "error": 0.5 / i + seed}
         for i in range(1, ROUNDS)
@@ -176,7 +176,7 @@ def test_a_kill_at_any_moment_leaves_files_that_are_as_they_were_written(
     def go_on():  # from an earlier checkpoint, as when the last one is damaged
         log_rounds(log, range(2, ROUNDS), resume_step=2, covered=[3, 5])
         evaluate(run, 0.75)
-        sinks.write_summary(run / "summary.json", {"seconds": 2})
+        sinks.write_json(run / "summary.json", {"seconds": 2})
 
     for number in range(100):
         shutil.rmtree(run, ignore_errors=True)

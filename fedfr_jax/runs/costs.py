@@ -10,7 +10,7 @@ from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.loop import StageState
 from fedfr_jax.runs.report.run_charts import SIMULATED
-from fedfr_jax.runs.sinks import read_jsonl, write_summary
+from fedfr_jax.runs.sinks import read_jsonl, write_json
 from fedfr_jax.types import Evaluation, Evaluator, Experiment
 
 Evaluations = Mapping[str, Evaluation]  # by evaluator
@@ -110,4 +110,4 @@ def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
     """Write privacy.json of a private method: what in its folder is private."""
     if accountant and is_private(accountant):
         neighbors = {"neighbors": accountant.mechanism.neighbors}
-        write_summary(folder / PRIVACY_FILE, neighbors | {**PRIVACY_NOTE})
+        write_json(folder / PRIVACY_FILE, neighbors | {**PRIVACY_NOTE})

@@ -21,7 +21,7 @@ from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.files import replace_file
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
-from fedfr_jax.runs.sinks import write_summary, write_text
+from fedfr_jax.runs.sinks import write_covered, write_json
 from fedfr_jax.text import without_secrets
 from fedfr_jax.types import EmbeddingMap, Evaluation, ScoredPairs
 from fedfr_jax.version import library_version
@@ -46,7 +46,7 @@ def write_record(
                 if "per_client" in part:
                     part[NOT_PRIVATE] = True
         text = json.dumps(record)  # on one line: there may be a number per client
-        write_text(workdir / stage / RECORD, text + "\n")
+        write_covered(workdir / stage / RECORD, text + "\n")
         manifest.end_logs(workdir / stage)
 
 
@@ -163,7 +163,7 @@ def write_environment(workdir: pathlib.Path) -> None:
     devices = jax.devices()
     versions = {"fedfr_jax": library_version(), "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("jax", "flax", "numpy")}
-    write_summary(
+    write_json(
         workdir / ENVIRONMENT,
         {
             "versions": versions,

@@ -20,7 +20,7 @@ from fedfr_jax.runs.evaluation_record import write_environment, write_record
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.report import drawing
 from fedfr_jax.runs.report.tables import result_table
-from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.sinks import write_json
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.terminal import show
 from fedfr_jax.runs.timing import measured_time
@@ -36,7 +36,7 @@ def run_experiment(
     """Run or resume every stage; return the content of summary.json."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    write_summary(workdir / "partition.json", experiment.task.data_report)
+    write_json(workdir / "partition.json", experiment.task.data_report)
     write_environment(workdir)
     show(experiment.task.data_report_text)
     with measured_time(workdir / "seconds.json") as times:
@@ -45,7 +45,7 @@ def run_experiment(
     seconds = times.save()
     summary = summarize(workdir, evaluations) | {"seconds": seconds}
     summary |= times.goodput(seconds)
-    write_summary(workdir / "summary.json", summary)
+    write_json(workdir / "summary.json", summary)
     show(result_table(summary))  # before the plots, which may lack a package
     paths = drawing.draw(evaluations, workdir)
     images = [path for path in paths if path.suffix == ".png"]
@@ -103,7 +103,7 @@ def evaluate_experiment(
     try:
         for name, found in evaluations.items():
             write_record(workdir, name, found)
-        write_summary(workdir / "evaluation.json", result)
+        write_json(workdir / "evaluation.json", result)
     except OSError as error:
         show(f"{workdir / 'evaluation.json'} could not be written: {error}.")
     show(result_table(result))

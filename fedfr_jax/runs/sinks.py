@@ -136,9 +136,9 @@ def cover_logs(sinks: Iterable[Sink]) -> None:
         manifest.cover(folder, {log.path.name: log.synced() for log in here})
 
 
-def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
-    """Write JSON as `write_text` does; see `summary_text`."""
-    write_text(pathlib.Path(path), summary_text(summary))
+def write_json(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    """Write JSON as `write_covered` does; see `summary_text`."""
+    write_covered(pathlib.Path(path), summary_text(summary))
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -206,7 +206,7 @@ def _to_json(value: Any, path: str, notes: dict[str, str]) -> Any:
     return None
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_covered(path: pathlib.Path, text: str) -> None:
     """Write a file atomically and cover it by a manifest, in the first process."""
     if meshes.is_first_process():
         manifest.write(path, text)

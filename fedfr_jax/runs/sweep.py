@@ -24,7 +24,7 @@ from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.sinks import csv_text, read_jsonl, write_text
+from fedfr_jax.runs.sinks import csv_text, read_jsonl, write_covered
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.workdir import CONFIG, stage_settings
 from fedfr_jax.types import (
@@ -59,8 +59,8 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write both files atomically; numbers that are not finite as null."""
     rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
     lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
-    write_text(folder / FILE, "".join(line + "\n" for line in lines))
-    write_text(folder / "results.csv", csv_text(rows))
+    write_covered(folder / FILE, "".join(line + "\n" for line in lines))
+    write_covered(folder / "results.csv", csv_text(rows))
 
 
 def _finite(value: Any) -> Any:

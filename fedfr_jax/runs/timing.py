@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 
 from fedfr_jax import manifest
-from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.sinks import write_json
 
 USES = ("training", "compile", "input", "evaluation", "checkpoint")
 EVENTS = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")
@@ -37,7 +37,7 @@ class RunTime:
           share: number of runs that share the seconds of this start.
         """
         total = self._before + (time.perf_counter() - self._started) / share
-        write_summary(self._path, {"seconds": total, "uses": self.uses})
+        write_json(self._path, {"seconds": total, "uses": self.uses})
         return total
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 from fedfr_jax import manifest, schema
 from fedfr_jax import mesh as meshes
 from fedfr_jax.metric_names import NOT_PRIVATE
-from fedfr_jax.runs.sinks import ClientLog, CsvSink, JsonlSink, Sink, write_text
+from fedfr_jax.runs.sinks import ClientLog, CsvSink, JsonlSink, Sink, write_covered
 from fedfr_jax.runs.terminal import open_view
 from fedfr_jax.text import flat_config
 
@@ -61,7 +61,7 @@ class StageRun(NamedTuple):
         stored = path.read_text(errors="replace") if path.is_file() else ""
         if not re.fullmatch("[0-9a-f]{16}", stored):  # also untrusted text
             stored = secrets.token_hex(8)
-            write_text(path, stored)
+            write_covered(path, stored)
         return stored
 
     @property

@@ -67,7 +67,9 @@ def train(sim, folder, num_rounds, rounds_per_call):
     begun = loop.resume(sim, start, folder)
     to = loop.RunOutputs(
         begun,
-        lambda server, store: {"rows": Evaluation({"sum": np.sum(digits(server, store))})},
+        lambda server, store: {
+            "rows": Evaluation({"sum": np.sum(digits(server, store))})
+        },
         Federation(
             evaluate_every=KILLED,
             checkpoint_every=KILLED,

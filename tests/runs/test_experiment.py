@@ -111,7 +111,9 @@ def test_the_last_round_is_evaluated_once(tmp_path):
         seen.append(float(sum(np.abs(x).sum() for x in leaves)))
         return Evaluation({"norm": seen[-1]})
 
-    whole = experiment(parse(Federation, {**SETTINGS, "rounds": 3, "evaluate_every": 2}))
+    whole = experiment(
+        parse(Federation, {**SETTINGS, "rounds": 3, "evaluate_every": 2})
+    )
     evaluators = {
         "late": Evaluator(lambda networks: Evaluation(), during_training=False),
         "generic": Evaluator(norm),

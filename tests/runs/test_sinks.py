@@ -66,7 +66,7 @@ def test_summary_is_valid_json_with_arrays_as_lists_and_notes_by_path(tmp_path):
     fedfr = {"generic": {"tar": np.float32(0.25)}, "clients": jnp.arange(3)}
     fedfr["personalized"] = {"tar": np.array([0.5, np.nan])}
     summary = {"methods": {"fedfr": fedfr}, "plot": path, "seconds": 1.5, "x": None}
-    sinks.write_summary(path, summary)
+    sinks.write_json(path, summary)
     read = strict_json(path.read_text())
     assert read["methods"]["fedfr"] == {
         "generic": {"tar": 0.25},
@@ -79,16 +79,16 @@ def test_summary_is_valid_json_with_arrays_as_lists_and_notes_by_path(tmp_path):
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    sinks.write_summary(path, {"seconds": 1})
+    sinks.write_json(path, {"seconds": 1})
 
     def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        sinks.write_summary(path, {"seconds": 2})
+        sinks.write_json(path, {"seconds": 2})
     with pytest.raises(TypeError, match="methods.a must be a number or text"):
-        sinks.write_summary(path, {"methods": {"a": object()}})
+        sinks.write_json(path, {"methods": {"a": object()}})
     assert json.loads(path.read_text()) == {"seconds": 1}
     names = {path.name for path in tmp_path.iterdir() if path.name[0] != "."}
     assert names == {"summary.json", "manifest.json"}
