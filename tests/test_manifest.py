@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from fedfr_jax import files, manifest, scaling
-from fedfr_jax.runs import costs, evaluation_record, sinks, sweep
+from fedfr_jax.runs import costs, evaluation_record, sinks, sweep_results
 from fedfr_jax.types import Evaluation
 
 ROUNDS = 6
@@ -47,7 +47,7 @@ def write_run(folder, seed=0):
         {"run": f"r{i}", "params_backbone": 10 * i, "error": 0.5 / i + seed}
         for i in range(1, ROUNDS)
     ]
-    sweep.write(folder, rows)
+    sweep_results.write(folder, rows)
 
 
 READERS = {
@@ -56,7 +56,7 @@ READERS = {
     "fedavg/evaluation.json": manifest.read_bytes,
     "evaluation.json": manifest.read_bytes,
     "summary.json": manifest.read_bytes,
-    "results.jsonl": lambda path: sweep.read(path.parent),
+    "results.jsonl": lambda path: sweep_results.read(path.parent),
     "results.csv": lambda path: scaling.read_rows(str(path)),
 }
 

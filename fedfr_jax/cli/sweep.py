@@ -19,7 +19,7 @@ from fedfr_jax.cli import flags
 from fedfr_jax.cli.flags import CONFIG_FILE, DataChanged, config_text, set_key
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.runs import data_digest
-from fedfr_jax.runs import sweep as results
+from fedfr_jax.runs import sweep_results as results
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.locks import RunInUse, lock_to_write
 from fedfr_jax.runs.report.tables import best_value, result_table
@@ -149,7 +149,7 @@ def results_row(
             data_digest.check(experiment.task, stages, changed=changed, is_kept=True)
             summary = run_experiment(experiment, path)
             row |= results.size_columns(experiment, path)
-        return row | {"seconds": summary["seconds"], **results.metric_names(summary)}
+        return row | {"seconds": summary["seconds"], **results.metric_columns(summary)}
     except RunInUse as error:
         print(f"{run.name} is left to another sweep: {error}", flush=True)
         return None

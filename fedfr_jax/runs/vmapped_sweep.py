@@ -25,7 +25,7 @@ from fedfr_jax.runs.stages import (
     open_training,
     stage_outputs,
 )
-from fedfr_jax.runs.sweep import reuse_stages
+from fedfr_jax.runs.sweep_results import reuse_stages
 from fedfr_jax.runs.timing import RunTime
 from fedfr_jax.runs.trackers import Logging
 from fedfr_jax.types import (

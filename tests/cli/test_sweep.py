@@ -15,7 +15,7 @@ from fedfr_jax.cli.sweep import build_runs, group_runs, parse_axis
 from fedfr_jax.config.build import build
 from fedfr_jax.plan.needs import needs_function
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.sweep import add, count_sizes, read, write
+from fedfr_jax.runs.sweep_results import add, count_sizes, read, write
 from tests.cli.conftest import write_config
 
 pytestmark = pytest.mark.ci

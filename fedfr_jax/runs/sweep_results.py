@@ -1,4 +1,4 @@
-"""Sweeps: shared stages, model sizes, the results table.
+"""Results of sweeps: their table, model sizes, and stages that runs share.
 
 The results are in results.jsonl and results.csv, a row per run. Parameters are counted
 by three definitions: `params_backbone`, the network without class vectors;
@@ -92,7 +92,7 @@ def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
     return result
 
 
-def metric_names(summary: Mapping[str, Any]) -> dict[str, float | None]:
+def metric_columns(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """Numbers of a run's summary, {"stage/evaluator/metric": number}."""
     return {
         f"{stage}/{evaluator}/{metric}": value
