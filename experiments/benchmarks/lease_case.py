@@ -191,7 +191,7 @@ def compiled_round(sim, server):
         work = assign(sim, server, store, Cohort(ids, round))
         loaded = load_round(sim.runs, [work], round)
         ((rows, slots, table),) = loaded.segments
-        return server, rows, slots, loaded.order, table, loaded.shared
+        return server, rows, slots, loaded.order, table, loaded.constants
 
     call = sim.programs.run_whole.lower(*arguments(server, 0)).compile()
 

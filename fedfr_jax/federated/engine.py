@@ -134,12 +134,12 @@ def _over_lanes(lane_fn: Callable, rows: PyTree, slots: SlotInputs):
 def sum_over_clients(
     lane_fn: Callable, rows: PyTree, slots: SlotInputs, totals: PyTree
 ):
-    """Train waves [1, W, L, ...], adding to a sum for each shard, `totals` [V', ...].
+    """Train waves [1, W, L, ...], adding to the partial sums `totals` [V', ...].
 
     One loop whose length is known at run time only (it ends with the last wave that has
     a client): a compiler that sees the length unrolls or fuses by it, and then devices
-    with few shards round otherwise than those with many. The barrier keeps a client's
-    arithmetic apart from the sum for the same reason.
+    with few partial sums round otherwise than those with many. The barrier keeps a
+    client's arithmetic apart from the sum for the same reason.
 
     Returns:
       (sums [V', ...], outputs [1, W, L, ...]).
@@ -191,21 +191,21 @@ def _add_at(whole, i, x):
     return jax.tree.map(write, whole, sums.add_sums(entry, terms))
 
 
-def sum_over_devices(mesh: Mesh, total, shards: int):
-    """Sum the first `shards` of `total` [V', ...], sharded over `clients`."""
+def sum_over_devices(mesh: Mesh, total, partial_sums: int):
+    """Sum the first `partial_sums` of `total` [V', ...], sharded over `clients`."""
     count = mesh.shape[meshes.CLIENTS]
     if count == 1 or mesh.shape[meshes.MODEL] > 1:
-        return pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
+        return pairwise(jax.tree.map(lambda x: x[:partial_sums], total), partial_sums)
 
     def on_device(total):
-        return _add_partial_sums(total, shards, count)
+        return _add_partial_sums(total, partial_sums, count)
 
     add = meshes.over_client_devices(mesh, on_device, P(meshes.CLIENTS), P())
     return add(total)
 
 
-def _add_partial_sums(total, shards: int, count: int):
-    """Sum on one of `count` devices, which has [V' / count, ...] of the shards.
+def _add_partial_sums(total, partial_sums: int, count: int):
+    """Sum on one of `count` devices, which has [V' / count, ...] partial sums.
 
     Scalars (logs of `LogScaled` trees, counts) go to all devices; of an array each
     device adds up a chunk.
@@ -214,7 +214,7 @@ def _add_partial_sums(total, shards: int, count: int):
     def gather(x):
         return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
-    def scatter(x):  # [V' / count, ...] -> [V', m] of all shards, or [V']
+    def scatter(x):  # [V' / count, ...] -> [V', m], all partial sums, or [V']
         if x.ndim == 1:
             return gather(x)
         flat = x.reshape(len(x), -1)
@@ -227,8 +227,8 @@ def _add_partial_sums(total, shards: int, count: int):
             return chunk
         return gather(chunk)[: x[0].size].reshape(x.shape[1:])
 
-    chunks = jax.tree.map(lambda x: scatter(x)[:shards], total)
-    return jax.tree.map(whole, pairwise(chunks, shards), total)
+    chunks = jax.tree.map(lambda x: scatter(x)[:partial_sums], total)
+    return jax.tree.map(whole, pairwise(chunks, partial_sums), total)
 
 
 def pairwise(tree, count: int):
@@ -261,26 +261,35 @@ class LaneOutput(NamedTuple):
     is_received: jax.Array | None = None  # [] bool; None: every client's update is
 
 
+class RoundConstants(NamedTuple):
+    """Inputs of a round beside server and data set, the same for all its clients."""
+
+    extra: Prepared  # its `num_added` are in the slots
+    round: AnyArray  # [] int32
+    key: jax.Array  # of the seed
+    hyper: PyTree  # numbers of the algorithm, () but in a sweep
+
+
 class Round(NamedTuple):
     """Functions of a round, plain or compiled; then `Any` is a `Program`.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
     w waves on A devices; slots: their packed `SlotInputs` [A, w, L, .]; table: a
-    `Dataset` sharded by its kind, see `streaming`; shared: (extra, round [], key of the
-    seed, hyper); order: [K] int32, each cohort member's place in the outputs,
-    concatenated along their waves and flattened.
+    `Dataset` sharded by its kind, see `streaming`; constants: `RoundConstants`; order:
+    [K] int32, each cohort member's place in the outputs, concatenated along their waves
+    and flattened.
     """
 
-    # whole(server, rows, slots, order, table, shared) -> (server, rows, metrics):
+    # whole(server, rows, slots, order, table, constants) -> (server, rows, metrics):
     # a round of one segment; metrics are {name: [K]}
     run_whole: Any
-    # start(server, rows, slots, table, shared) -> total, zeros
+    # start(server, rows, slots, table, constants) -> total, zeros
     start: Callable
-    # run(total, server, rows, slots, table, shared) -> (total, LaneOutput [A, w, L])
+    # run(total, server, rows, slots, table, constants) -> (total, LaneOutput [A, w, L])
     run: Any
-    # finish(server, total, [LaneOutput], order, shared) -> (server, metrics)
+    # finish(server, total, [LaneOutput], order, constants) -> (server, metrics)
     finish: Callable
-    # run_rounds(server, rows [U, ...], count, CallInputs, table, shared) -> (server,
+    # run_rounds(server, rows [U, ...], count, CallInputs, table, constants) -> (server,
     # rows, metrics {name: [n, K]}, is_finite [n]): the first `count` of n rounds
     run_rounds: Any
 
@@ -300,8 +309,8 @@ CSE_PASS = "cse"
 OPTIMIZATION_LEVEL = 2
 
 
-def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, Any]:
-    """Compiler options of a round on the mesh, with `shards` partial sums.
+def compiler_options(mesh: Mesh, partial_sums: int | None) -> dict[str, Any]:
+    """Compiler options of a round on the mesh; `partial_sums` as in `round_functions`.
 
     What XLA_FLAGS sets stays, but the canonical bits are always asked for.
     """
@@ -311,7 +320,7 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if is_cpu and level not in flags:
         options[level] = OPTIMIZATION_LEVEL
-    if shards is not None:
+    if partial_sums is not None:
         disabled_passes = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
         options[disabled] = ",".join([*disabled_passes, CSE_PASS])
     return options
@@ -341,10 +350,10 @@ class Program:
         return self._function._cache_size()
 
 
-def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
+def compile_round(functions: Round, mesh: Mesh, partial_sums: int | None) -> Round:
     """Compile the functions of a round; a `total` that is passed is donated."""
     placed = meshes.over_clients(mesh)  # explicit, or the first segment compiles alone
-    options: dict[str, Any] = {"compiler_options": compiler_options(mesh, shards)}
+    options: dict[str, Any] = {"compiler_options": compiler_options(mesh, partial_sums)}
     run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
     return Round(
         run_whole=Program(jax.jit(functions.run_whole, donate_argnums=1, **options)),
@@ -362,7 +371,7 @@ def round_functions(
     *,
     max_local: int,
     kind: type | DeviceData | StreamedData = DeviceData,
-    shards: int | None = None,
+    partial_sums: int | None = None,
     steps_per_loop: tuple[int, ...] = (),
 ) -> Round:
     """Build the functions of a round; no client has more than `max_local` examples.
@@ -371,16 +380,16 @@ def round_functions(
       make: hyper -> Algorithm, called on traced values, so that `hyper` is an argument
         of the compiled call and no constant.
       kind: of the table, see `streaming`.
-      shards: V of the canonical reduction; None sums over devices in any order.
+      partial_sums: V of the canonical reduction; None sums over devices in any order.
       steps_per_loop: of counted local loops, see `local.run_steps`.
     """
     make = model_parallel.shard_leaves(mesh, make, batching.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
-    num_sums = -(-(shards or num_devices) // num_devices) * num_devices
+    num_sums = -(-(partial_sums or num_devices) // num_devices) * num_devices
     cut, whole_spec = P(meshes.CLIENTS), P()
 
-    def build_lane(server, table, shared):
-        extra, round, seed_key, hyper = shared
+    def build_lane(server, table, constants):
+        extra, round, seed_key, hyper = constants
 
         def lane(row, slot):
             algorithm = make(hyper)
@@ -397,9 +406,9 @@ def round_functions(
 
         return lane
 
-    def device(total, server, rows, slots, table, shared):
-        lane, slots = build_lane(server, table, shared), unpack(slots)
-        if shards is not None:
+    def device(total, server, rows, slots, table, constants):
+        lane, slots = build_lane(server, table, constants), unpack(slots)
+        if partial_sums is not None:
             return sum_over_clients(lane, rows, slots, total)
         total, output = over_waves(lane, rows, slots, jax.tree.map(_first, total))
         return jax.tree.map(lambda x: x[None], total), output
@@ -414,22 +423,22 @@ def round_functions(
         whole_spec,
     )
 
-    def start(server, rows, slots, table, shared):
-        lane = build_lane(server, table, shared)
+    def start(server, rows, slots, table, constants):
+        lane = build_lane(server, table, constants)
         summary, _ = lane_shapes(lane, rows, unpack(slots))
         return sums.zero_sums(summary, num_sums)
 
-    def finish(server, total, outputs, order, shared):
-        *_, hyper = shared
-        if shards is None:
+    def finish(server, total, outputs, order, constants):
+        if partial_sums is None:
             total = add_up(total)
         else:
-            total = sum_over_devices(mesh, total, shards)
+            total = sum_over_devices(mesh, total, partial_sums)
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
         with jax.named_scope("aggregate"):
-            return next_server(make(hyper), server, total, output, order, shared)
+            algorithm = make(constants.hyper)
+            return next_server(algorithm, server, total, output, order, constants)
 
     return build_one_call(start, run, finish, *row_access(mesh))
 
@@ -439,11 +448,11 @@ def build_one_call(
 ) -> Round:
     """Build the `Round` of these functions; for `take` and `put` see `row_access`."""
 
-    def whole(server, rows, slots, order, table, shared):
-        segment = rows, slots, table, shared
+    def whole(server, rows, slots, order, table, constants):
+        segment = rows, slots, table, constants
         total, output = run(start(server, *segment), server, *segment)
         outputs = [output._replace(personal=())]
-        server, metrics = finish(server, total, outputs, order, shared)
+        server, metrics = finish(server, total, outputs, order, constants)
         return server, output.personal, metrics
 
     return Round(whole, start, run, finish, repeat_round(whole, take, put))
@@ -457,14 +466,12 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
     that it is compiled as a round of its own.
     """
 
-    def run_rounds(server, rows, count, inputs, table, shared):
-        extra, first, key, hyper = shared
-
+    def run_rounds(server, rows, count, inputs, table, constants):
         def train(i, server, rows):
             slots, places, order = (x[i] for x in inputs)
-            shared = extra, first + i, key, hyper
+            of_round = constants._replace(round=constants.round + i)
             before = jax.lax.optimization_barrier((server, take(rows, places)))
-            trained = whole(*before, slots, order, table, shared)
+            trained = whole(*before, slots, order, table, of_round)
             server, new, metrics = jax.lax.optimization_barrier(trained)
             return server, put(rows, places, new), (metrics, trees.is_finite(server))
 
@@ -514,13 +521,13 @@ def vmap_members(functions: Round, mesh: Mesh) -> Round:
 
     They share a table; a member's slots have the places of its rows.
     """
-    shared = (0, None, 0, 0)  # (extra, round, key, hyper)
-    segment = 1, 1, None, shared  # rows, slots, table
+    constants = RoundConstants._make((0, None, 0, 0))  # members have one round number
+    segment = 1, 1, None, constants  # rows, slots, table
     take, put = row_access(mesh)
     return build_one_call(
         start=jax.vmap(functions.start, (0, *segment), 1),
         run=jax.vmap(functions.run, (1, 0, *segment), 1),
-        finish=jax.vmap(functions.finish, (0, 1, 1, 0, shared)),
+        finish=jax.vmap(functions.finish, (0, 1, 1, 0, constants)),
         take=jax.vmap(take, (0, 1), 1),
         put=jax.vmap(put, (0, 1, 1), 0),
     )
@@ -530,9 +537,9 @@ def _first(x):
     return x[0]
 
 
-def next_server(algorithm, server, total, output, order, shared):
+def next_server(algorithm, server, total, output, order, constants):
     """Finish the aggregation of outputs [A, w, L, ...], and update the server."""
-    extra, round, key, _ = shared
+    extra, round, key, _ = constants
     cohort = _in_cohort_order(output, order)
     aggregator = algorithm.aggregator or weighted_mean()
     aggregate, link_state, link_metrics = aggregator.finish(

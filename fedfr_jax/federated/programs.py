@@ -23,7 +23,12 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import num_columns
 from fedfr_jax.federated.disclosure import trace_prepare
-from fedfr_jax.federated.engine import CallInputs, Program, empty_prepared
+from fedfr_jax.federated.engine import (
+    CallInputs,
+    Program,
+    RoundConstants,
+    empty_prepared,
+)
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.state import Simulation
@@ -139,7 +144,7 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
       server: arrays or placed shapes.
 
     Returns:
-      (server, rows, slots, order, table, shared), shapes of rows and slots
+      (server, rows, slots, order, table, constants), shapes of rows and slots
       [A, w, L, ...], of order [K] and of the round.
 
     Raises:
@@ -159,7 +164,7 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
         np.ones(sim.num_places, np.int64),
         num_devices=devices,
         lanes=lanes,
-        shards=sim.settings.partial_sums,
+        partial_sums=sim.settings.partial_sums,
     )
     waves = plan.slots.size // (devices * lanes)
     may_miss = sim.settings.systems.has_participation
@@ -175,7 +180,7 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
         placed(slots, meshes.over_clients(mesh)),
         on_mesh(mesh, order),
         table,
-        (on_mesh(mesh, extra), on_mesh(mesh, number), sim.key, sim.hyper),
+        RoundConstants(on_mesh(mesh, extra), on_mesh(mesh, number), sim.key, sim.hyper),
     )
 
 
@@ -186,8 +191,7 @@ def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
       round_shapes: of `round_arguments`.
       max_rounds: n, rounds of a call.
     """
-    server, rows, slots, order, table, shared = round_shapes
-    _, number, _, _ = shared
+    server, rows, slots, order, table, constants = round_shapes
     cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
     num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
 
@@ -199,4 +203,4 @@ def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
     slots, places = placed((slots, places), (cut, cut))
     inputs = CallInputs(slots, places, on_mesh(sim.mesh, order))
     rows = on_mesh(sim.mesh, jax.tree.map(row_shape, rows))
-    return server, rows, number, inputs, table, shared
+    return server, rows, constants.round, inputs, table, constants

@@ -45,6 +45,7 @@ from fedfr_jax.federated.client import (
 )
 from fedfr_jax.federated.engine import (
     LaneOutput,
+    RoundConstants,
     empty_prepared,
     next_server,
     train_client,
@@ -421,8 +422,9 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
     @jax.jit
     def finish(state, total, lanes, round):
         order = jnp.arange(lanes.weight.shape[1])
-        shared = empty_prepared(1)._replace(num_added=()), round, key, ()
-        return next_server(deployment.algorithm, state, total, lanes, order, shared)
+        extra = empty_prepared(1)._replace(num_added=())
+        constants = RoundConstants(extra, round, key, hyper=())
+        return next_server(deployment.algorithm, state, total, lanes, order, constants)
 
     return RemoteServer(
         deployment=deployment,

@@ -22,7 +22,12 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import SlotInputs, column, pack
-from fedfr_jax.federated.engine import IS_FINITE, CallInputs, empty_prepared
+from fedfr_jax.federated.engine import (
+    IS_FINITE,
+    CallInputs,
+    RoundConstants,
+    empty_prepared,
+)
 from fedfr_jax.federated.model_parallel import row_placement
 from fedfr_jax.federated.participation import (
     after_round,
@@ -224,7 +229,7 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
         steps,
         num_devices=num_devices,
         lanes=sim.settings.clients_per_device,
-        shards=sim.settings.partial_sums,
+        partial_sums=sim.settings.partial_sums,
         ids=ids,
     )
     chosen = random_client(ids[is_received], sim.settings.seed, cohort.round)
@@ -241,7 +246,7 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
         is_received=None if part is None else is_received,
         staleness=0 if part is None or part.staleness is None else part.staleness,
     )
-    _, waves, lanes = plan.slots.shape  # of a shard
+    _, waves, lanes = plan.slots.shape  # of a partial sum
     places = plan.slots.reshape(num_devices, -1, lanes)
     order = np.empty(len(ids) + 1, np.int32)  # the last entry is for idle slots
     order[places.reshape(-1)] = np.arange(places.size)
@@ -268,7 +273,7 @@ class LoadedRound(NamedTuple):
     segments: Iterator[tuple[PyTree, ...]]  # (rows, slots, table) of each
     is_whole: bool  # one segment: one call trains the round
     order: PyTree
-    shared: tuple[PyTree, ...]  # by all segments
+    constants: RoundConstants
 
 
 def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRound:
@@ -285,8 +290,8 @@ def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRo
     if size.room is not None:
         extras = [x._replace(added_rows=x.added_rows[:, : size.room]) for x in extras]
     orders = [work.order for work in works]
-    shared = runs.join(orders), runs.join(extras), np.int32(round)
-    order, extra, number = meshes.put_numbers(shared, meshes.replicated(mesh))
+    numbers = runs.join(orders), runs.join(extras), np.int32(round)
+    order, extra, number = meshes.put_numbers(numbers, meshes.replicated(mesh))
     count, cut = mesh.shape[meshes.CLIENTS], meshes.over_clients(mesh)
 
     def load(i):
@@ -302,26 +307,28 @@ def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRo
 
     readers = [works[tables.index(table)] for table in sorted(set(tables))]
     segments = data.segments(size, load, readers)
-    shared = extra, number, runs.key, runs.hyper
-    return LoadedRound(works, segments, size.segments == 1, order, shared)
+    constants = RoundConstants(extra, number, runs.key, runs.hyper)
+    return LoadedRound(works, segments, size.segments == 1, order, constants)
 
 
 def train_round(
     runs: Runs, servers: PyTree, works: Sequence[RoundInputs], round: int
 ) -> TrainedRound:
     """Load and train one round of all runs, segment by segment."""
-    works, segments, is_whole, order, shared = load_round(runs, works, round)
+    works, segments, is_whole, order, constants = load_round(runs, works, round)
     sim, programs = runs.sims[0], runs.programs
     if is_whole:
         ((rows, slots, table),) = segments
         with check_memory_on_call(sim, programs.run_whole) as whole:
-            servers, rows, metrics = whole(servers, rows, slots, order, table, shared)
+            servers, rows, metrics = whole(
+                servers, rows, slots, order, table, constants
+            )
             rows, metrics = meshes.fetch_local(rows), meshes.fetch(metrics)
             return TrainedRound(servers, works, rows, metrics)
     total, outputs, new_rows = None, [], []
     with check_memory_on_call(sim, programs.run) as run:
         for rows, slots, table in segments:
-            segment = rows, slots, table, shared
+            segment = rows, slots, table, constants
             if total is None:
                 total = programs.start(servers, *segment)
             total, output = run(total, servers, *segment)
@@ -332,7 +339,7 @@ def train_round(
             jax.block_until_ready(output.weight)  # so that at most two tables exist
             del rows, slots, table, segment
         new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
-        servers, metrics = programs.finish(servers, total, outputs, order, shared)
+        servers, metrics = programs.finish(servers, total, outputs, order, constants)
     waves = 2 if runs.is_sweep else 1  # their axis
     rows = jax.tree.map(lambda *x: np.concatenate(x, axis=waves), *new_rows)
     return TrainedRound(servers, works, rows, meshes.fetch(metrics))
@@ -560,7 +567,7 @@ def train_call(
             count,
             CallInputs(slots, places, order),
             sim.device_data,
-            (extra, first, runs.key, runs.hyper),
+            RoundConstants(extra, first, runs.key, runs.hyper),
         )
         return servers, *meshes.fetch(results)
 

@@ -2,9 +2,9 @@
 
 A wave of L lanes runs as many steps as its longest client, so clients are divided into
 waves by falling number of steps, which is the least that waves can take together. Whole
-waves are assigned to shards, the longest first, each to the least loaded shard that has
-a place left (Graham 1969). A device runs one shard, or several of a number that does
-not depend on the devices.
+waves are assigned to partial sums, the longest first, each to the least loaded one that
+has a place left (Graham 1969). A device runs one partial sum, or several of a number
+that does not depend on the devices.
 """
 
 import heapq
@@ -50,10 +50,10 @@ def count_loops(num_steps: np.ndarray, lengths: tuple[int, ...]) -> tuple[int, i
 
 
 class Schedule(NamedTuple):
-    """Assignment of a cohort to V shards x W waves x L lanes."""
+    """Assignment of a cohort to V partial sums x W waves x L lanes."""
 
     slots: np.ndarray  # [V, W, L] int32 place in the cohort, -1 where idle
-    executed_steps: int  # lanes x longest client, summed over waves and shards
+    executed_steps: int  # lanes x longest client, summed over waves and partial sums
     useful_steps: int  # sum of the clients' steps
     imbalance: float  # busiest device's wave steps over the mean device's, >= 1
 
@@ -63,28 +63,28 @@ def build_schedule(
     *,
     num_devices: int,
     lanes: int,
-    shards: int | None = None,
+    partial_sums: int | None = None,
     ids: np.ndarray | None = None,
 ) -> Schedule:
-    """Assign clients with `num_steps` [K] to shards and waves.
+    """Assign clients with `num_steps` [K] to partial sums and waves.
 
-    Every shard has ceil(K / V) places, rounded up to whole waves, so that shapes
+    Every partial sum has ceil(K / V) places, rounded up to whole waves, so that shapes
     depend on K alone and cohorts share a compiled program.
 
     Args:
-      shards: V, whatever the devices, each of which runs V / devices of them one after
-        the other; idle shards fill up the last device. None takes one per device.
+      partial_sums: V, whatever the devices, each of which runs V / devices of them one
+        after the other; idle ones fill up the last device. None takes one per device.
       ids: [K] of the clients, by which ties are broken; None: by place.
     """
-    count, shards = len(num_steps), shards or num_devices
+    count, partial_sums = len(num_steps), partial_sums or num_devices
     ties = np.arange(count) if ids is None else ids
     order = np.lexsort((ties, -num_steps))
-    num_waves = -(-count // (shards * lanes))  # of a shard
+    num_waves = -(-count // (partial_sums * lanes))  # of a partial sum
     cut = np.full((-(-count // lanes), lanes), -1, np.int32)
     cut.reshape(-1)[:count] = order
-    whole = -(-shards // num_devices) * num_devices
+    whole = -(-partial_sums // num_devices) * num_devices
     slots = np.full((whole, num_waves, lanes), -1, np.int32)
-    slots[_assign(num_steps[cut[:, 0]], shards, num_waves)] = cut
+    slots[_assign(num_steps[cut[:, 0]], partial_sums, num_waves)] = cut
     steps = np.where(slots >= 0, np.take(num_steps, slots, mode="clip"), 0)
     longest = steps.max(axis=2).reshape(num_devices, -1).sum(axis=1)  # [A]
     executed = int(longest.sum())
@@ -96,16 +96,16 @@ def build_schedule(
     )
 
 
-def _assign(length: np.ndarray, shards: int, places: int) -> tuple:
-    """Shard and index [n] of waves of descending `length`: the least loaded shard."""
-    if shards == 1:
+def _assign(length: np.ndarray, partial_sums: int, places: int) -> tuple:
+    """Partial sum and index [n] of waves of descending `length`: the least loaded."""
+    if partial_sums == 1:
         return 0, slice(len(length))
-    # Among equals by reversed bits, so that a device's shards do not come together.
-    shard_of = sorted(range(shards), key=lambda shard: f"{shard:032b}"[::-1])
-    loads, owners, places_of_waves = [(0, 0, i) for i in range(shards)], [], []
+    # Among equals by reversed bits, so that a device's sums do not come together.
+    sum_of = sorted(range(partial_sums), key=lambda i: f"{i:032b}"[::-1])
+    loads, owners, places_of_waves = [(0, 0, i) for i in range(partial_sums)], [], []
     for steps in length.tolist():
         load, place, i = loads[0]
-        owners.append(shard_of[i])
+        owners.append(sum_of[i])
         places_of_waves.append(place)
         if place + 1 < places:
             heapq.heapreplace(loads, (load + steps, place + 1, i))

@@ -64,7 +64,7 @@ def build_simulation(
         mesh,
         max_local=int(sizes[0]),
         kind=data,
-        shards=settings.partial_sums,
+        partial_sums=settings.partial_sums,
         steps_per_loop=lengths,
     )
     key = jax.random.key(settings.seed)
@@ -131,7 +131,7 @@ def sweep(
         mesh,
         max_local=int(population.largest(1)[0]),
         kind=sims[0].data,
-        shards=partial_sums,
+        partial_sums=partial_sums,
         steps_per_loop=sims[0].steps_per_loop,
     )
     programs = compile_round(vmap_members(functions, mesh), mesh, partial_sums)

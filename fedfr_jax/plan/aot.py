@@ -72,18 +72,19 @@ def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Prog
     return _segment_programs(sim, *arguments)
 
 
-def _segment_programs(sim, server, rows, slots, order, dataset, shared) -> Programs:
+def _segment_programs(sim, server, rows, slots, order, dataset, constants) -> Programs:
     """Lower a segment as long as the stream's memory allows, and the finish."""
     del dataset
     waves, lanes = slots.shape[1:3]
     # Room for as many added examples as a client has; a run makes more when needed.
-    added, largest = shared[0].added_rows, int(sim.largest[0])
+    added, largest = constants.extra.added_rows, int(sim.largest[0])
     num_clients, capacity = added.shape
     room = capacity_for(capacity, min(capacity, largest), largest, set())
     added = jax.ShapeDtypeStruct(
         (num_clients, room), added.dtype, sharding=added.sharding
     )
-    shared = shared[0]._replace(added_rows=added), *shared[1:]
+    extra = constants.extra._replace(added_rows=added)
+    constants = constants._replace(extra=extra)
     size = fit_waves(
         sim.device_data,
         sim.largest.cumsum(),
@@ -102,14 +103,14 @@ def _segment_programs(sim, server, rows, slots, order, dataset, shared) -> Progr
         return meshes.shapes_at(tree, jax.tree.map(lambda _: sharding, tree))
 
     rows, slots = jax.tree.map(cut_waves, (rows, slots))
-    segment = rows, slots, sim.data.shapes(size), shared
+    segment = rows, slots, sim.data.shapes(size), constants
     run, finish = sim.programs.run, sim.programs.finish
     total = shard(jax.eval_shape(sim.programs.start, server, *segment))
     _, output = jax.eval_shape(run, total, server, *segment)
     outputs = [shard(output._replace(personal=()))] * size.segments
     return {
         "segment": run.lower(total, server, *segment),
-        "finish": finish.lower(server, total, outputs, order, shared),
+        "finish": finish.lower(server, total, outputs, order, constants),
     }
 
 

@@ -140,7 +140,8 @@ def test_canonical_and_plain_sums_agree(name):
 def test_shards_do_not_move_when_devices_do():
     steps = np.random.default_rng(0).integers(1, 50, 37)
     plans = [
-        build_schedule(steps, num_devices=n, lanes=2, shards=8) for n in (1, 2, 4, 8)
+        build_schedule(steps, num_devices=n, lanes=2, partial_sums=8)
+        for n in (1, 2, 4, 8)
     ]
     for plan in plans[1:]:
         np.testing.assert_array_equal(plan.slots, plans[0].slots)
