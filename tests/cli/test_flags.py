@@ -253,7 +253,10 @@ def test_keys_of_rows_of_every_task_are_described(capsys):
     known |= {"contrastive_weight", "identities_per_batch", "personal_epochs"}
     known |= {"use_public_data", "loss"}
     assert main(["describe", "sections"]) == 0
-    keys = set(re.findall(r"\w+(?=[=,)])", capsys.readouterr().out))
+    text = capsys.readouterr().out
+    keys = set(re.findall(r"\w+(?=[=,)])", text))
+    sections = {"methods.algorithm.fedfr", "methods.loss.reid", "evaluation.faces"}
+    assert sections <= set(re.findall(r"^[\w.]+", text, re.MULTILINE))
     assert known <= keys
     assert main(["describe", "scenarios", "by_camera"]) == 0
     assert "camera_groups=None" in capsys.readouterr().out

@@ -235,6 +235,7 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
     assert main(["scaling", str(table), "--error=error", *words]) == 0
     found = json.loads((tmp_path / "scaling.json").read_text())
     joint = found["findings"][-1]
+    assert joint["runs"] > 3 and joint["refused"] == []
     assert joint["inputs"] == ["params_backbone", "num_images"]
     assert joint["best"] == "joint"
     flops = [plan["flops"] for plan in found["budgets"][0]["best"]]
