@@ -368,7 +368,7 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
             step_key, batch = jax.random.fold_in(key, step), client.batch(step)
             return take(step_key, iterate, client, batch, step, **round_args)
 
-        start = variable_split.merge_personal_variables(variables)
+        start = variable_split.whole_variables(variables)
         moved, _ = trainable(moves, start["params"])
         first = init_state(key, local, {**start, "params": moved}, client)
         end, metrics = run_steps(body, TrainState(start, first.opt_state), client)

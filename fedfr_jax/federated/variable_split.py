@@ -1,4 +1,4 @@
-"""Shared and personal variables: split and merge.
+"""Shared and personal variables: split and join.
 
 Variables are {"params", "batch_stats"}. Under `personal` they have a third collection
 "local", with the client's own leaves of both. Leaves that belong elsewhere are None in
@@ -51,7 +51,14 @@ def personal_variables(variables: PyTree) -> PyTree:
     return variables.get(PERSONAL, ())
 
 
-def merge_personal(variables: PyTree, leaves: PyTree) -> PyTree:
+def whole_variables(variables: PyTree) -> PyTree:
+    """Variables of the whole model: shared and personal leaves, joined."""
+    if PERSONAL not in variables:
+        return variables
+    return join(shared(variables), variables[PERSONAL])
+
+
+def with_personal(variables: PyTree, leaves: PyTree) -> PyTree:
     """Add personal `leaves` to `variables`, next to those already there.
 
     The leaves may be in longer stacks of blocks than those of `variables`.
@@ -67,10 +74,10 @@ def update_of(end: PyTree, start: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, shared(end), shared(start))
 
 
-def received_variables(key: jax.Array, server: PyTree) -> PyTree:
+def init_from_received(key: jax.Array, server: PyTree) -> PyTree:
     """Personal state of a client that begins with the model it receives."""
     del key
-    return merge_personal_variables(server.variables)
+    return whole_variables(server.variables)
 
 
 def client_output(
@@ -85,13 +92,6 @@ def client_output(
         personal_variables=personal_variables(end),
         **fields,
     )
-
-
-def merge_personal_variables(variables: PyTree) -> PyTree:
-    """Variables of the model: shared and personal leaves, merged."""
-    if PERSONAL not in variables:
-        return variables
-    return join(shared(variables), variables[PERSONAL])
 
 
 def split_paths(whole: PyTree, variables: PyTree) -> PyTree:

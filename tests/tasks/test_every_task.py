@@ -10,7 +10,7 @@ import pytest
 from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import Stream
-from fedfr_jax.federated.algorithms.personal import Server
+from fedfr_jax.federated.algorithms.personal import ServerWithLayers
 from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.runs.stages import start_stage
@@ -81,7 +81,8 @@ def averaged(task, batch_stats):
     """Names of the leaves of the server's state that a round averages."""
     experiment = build(config(task, batch_stats=batch_stats))
     server = stage_shapes(experiment, "x").server
-    while isinstance(server, Server):  # beside what clients keep, or the first one has
+    # Beside it is what clients keep, or the first one has.
+    while isinstance(server, ServerWithLayers):
         server = server.inner
     return {*trees.by_name(server)}
 

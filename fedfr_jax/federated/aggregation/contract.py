@@ -46,14 +46,14 @@ from fedfr_jax.types import (
 FINISHED = "aggregate", "state", "metrics"  # what `finish` of a link returns
 
 
-class Server(NamedTuple):
+class ServerWithLinks(NamedTuple):
     """An algorithm's server state, and the state of its aggregation links."""
 
     inner: PyTree
     links: PyTree
 
 
-class PersonalState(NamedTuple):
+class PersonalWithLinks(NamedTuple):
     """An algorithm's personal state, and the client state of its aggregation links."""
 
     inner: PyTree
@@ -285,7 +285,7 @@ def _with_personal_state(algorithm: Algorithm, init: Callable) -> Algorithm:
 
     def init_personal(key, server):
         links = ClientLinks(init(zero_update(algorithm, server)))
-        return PersonalState(algorithm.init_personal(key, server), links)
+        return PersonalWithLinks(algorithm.init_personal(key, server), links)
 
     def client_update(key, server, personal, client):
         output = algorithm.client_update(key, server, personal.inner, client)
@@ -304,7 +304,7 @@ def _with_state(algorithm: Algorithm, init_links: Callable) -> Algorithm:
 
     def init(variables):
         inner = algorithm.init(variables)
-        return Server(inner, init_links(zero_update(algorithm, inner)))
+        return ServerWithLinks(inner, init_links(zero_update(algorithm, inner)))
 
     def server_update(server, result):
         server = inside.server_update(server, result)

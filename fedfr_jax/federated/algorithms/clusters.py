@@ -145,7 +145,7 @@ def ifca(
         def losses_of(batch):
             def loss_of(j):
                 model = cluster_model(models, j)
-                network = variable_split.merge_personal_variables(model)
+                network = variable_split.whole_variables(model)
                 return loss_fn(network, batch, key)[0]
 
             return jax.lax.map(loss_of, clusters)
@@ -266,7 +266,7 @@ def finch(
         del cluster
         start = cluster_model(models, client.id)
         end, metrics = train(key, start, client)
-        network = variable_split.merge_personal_variables(end)
+        network = variable_split.whole_variables(end)
         features = look(network, client.shared, client.round, jnp.int32(0))
         return ClientOutput(
             update=(),

@@ -35,7 +35,7 @@ def shared_gradient(local: LocalTraining) -> Callable:
     def gradient(variables, batch, key):
         def loss(params):
             moved = {**variables, "params": params}
-            whole = variable_split.merge_personal_variables(moved)
+            whole = variable_split.whole_variables(moved)
             return loss_fn(unshard(whole), batch, key)[0]
 
         return jax.grad(loss)(variables["params"])

@@ -11,7 +11,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
-from fedfr_jax.federated.variable_split import client_output, merge_personal_variables
+from fedfr_jax.federated.variable_split import client_output, whole_variables
 from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked, is_traced
 from fedfr_jax.types import (
@@ -57,7 +57,7 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
 
     def client_update(key, server, personal, client):
         start = server.variables
-        received = merge_personal_variables(start)
+        received = whole_variables(start)
         loss_of = lambda batch: loss_fn(received, batch, key)[0]
         loss = over_examples(loss_of, client) + TINY
         end, metrics = train(key, start, client)
@@ -139,7 +139,7 @@ def afl(
 
     def client_update(key, server, personal, client):
         start = server.variables
-        received = merge_personal_variables(start)
+        received = whole_variables(start)
         shares = over_examples(lambda batch: by_domain(received, batch, key), client)
         number = client.num_examples.astype(shares[1].dtype)
         loss, counts = jax.tree.map(lambda x: x * number, shares)

@@ -30,9 +30,9 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.variable_split import (
     client_output,
-    merge_personal_variables,
     personal_variables,
     split_paths,
+    whole_variables,
 )
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, PyTree
@@ -71,13 +71,13 @@ def fedfr(
     base, train = fedavg(local), build_local_training(local)
 
     def init_personal(key, server):
-        shared = backbone_of(merge_personal_variables(server.variables))
+        shared = backbone_of(whole_variables(server.variables))
         if initial_previous_model:
             return scanned_blocks.unstack_like(initial_previous_model(key), shared)
         return shared
 
     def client_update(key, server, previous, client):
-        whole = merge_personal_variables(server.variables)
+        whole = whole_variables(server.variables)
         shared, reference = backbone_of(whole), None
         if reference_features:
             reference = reference_features(shared, previous, client)
@@ -88,7 +88,7 @@ def fedfr(
         number = client.num_examples
         if weighting == "num_examples+hard_negatives":
             number = number + client.num_added
-        weight, last = number.astype(jnp.float32), merge_personal_variables(end)
+        weight, last = number.astype(jnp.float32), whole_variables(end)
         return client_output(server.variables, end, weight, backbone_of(last), metrics)
 
     def server_update(server, result):
@@ -99,7 +99,7 @@ def fedfr(
         return server._replace(variables=new)
 
     def personalize(server, previous):
-        whole = merge_personal_variables(server.variables)
+        whole = whole_variables(server.variables)
         params = {**whole["params"], "backbone": previous["params"]}
         return {"params": params, "batch_stats": previous["batch_stats"]}
 
@@ -138,7 +138,7 @@ def build_adaptation(
 
     def client_update(key, server, previous, client):
         del previous
-        whole, reference = merge_personal_variables(server.variables), None
+        whole, reference = whole_variables(server.variables), None
         if reference_features:
             reference = reference_features(backbone_of(whole), client)
         # Public classes have no part in it.

@@ -59,7 +59,7 @@ def training_weight(weighting: DistanceWeighting, model: Model) -> Callable:
         batch = client.batch(jnp.int32(0))
 
         def logits(variables):
-            network = variable_split.merge_personal_variables(variables)
+            network = variable_split.whole_variables(variables)
             outputs, _ = model.apply(network, batch.model_inputs, False)
             number = jnp.arange(outputs.shape[1], dtype=jnp.int32)
             return jnp.where((number < client.num_classes)[None], outputs, 0)
@@ -198,7 +198,7 @@ def build_distillation(
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), stats, opt_state
 
-        whole = variable_split.merge_personal_variables(variables)
+        whole = variable_split.whole_variables(variables)
         params = whole["params"]
         first = params, whole["batch_stats"], optimizer.init(params)
         params, stats, _ = jax.lax.fori_loop(0, shared.num_batches, body, first)
@@ -253,7 +253,7 @@ def kd(
         """Features [S, b, D] of a client's model; zeros without distillation."""
 
         def all_steps():
-            network = variable_split.merge_personal_variables(end)
+            network = variable_split.whole_variables(end)
             see = lambda step: look(network, client.shared, client.round, step)
             return jax.lax.map(see, jnp.arange(shared.num_batches, dtype=jnp.int32))
 
@@ -276,7 +276,7 @@ def kd(
         target, server = features / number, base.server_update(server, result)
         start = server.variables
         if result.personal_variables:
-            start = variable_split.merge_personal(start, result.personal_variables)
+            start = variable_split.with_personal(start, result.personal_variables)
         learned = lambda: learn(start, result.shared, target, result.round)
         variables = jax.lax.cond(is_due(result.round), learned, lambda: start)
         return server._replace(variables=variables)

@@ -20,14 +20,14 @@ from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, PyTree
 
 
-class Server(NamedTuple):
+class ServerWithLayers(NamedTuple):
     """The algorithm's server state, whose models lack the personal leaves."""
 
     inner: PyTree
     first: PyTree  # the leaves that a new client starts from, when none are drawn
 
 
-class PersonalState(NamedTuple):
+class PersonalWithLayers(NamedTuple):
     """The algorithm's personal state, and the personal leaves."""
 
     inner: PyTree
@@ -56,7 +56,7 @@ def with_personal_layers(
     if not select:
         return algorithm
     is_kept = trees.matching(select) if isinstance(select, str) else select
-    whole = variable_split.merge_personal_variables
+    whole = variable_split.whole_variables
 
     def init(variables):
         if not variable_split.is_variables(variables):
@@ -66,7 +66,7 @@ def with_personal_layers(
             )
         variables, mask = scanned_blocks.split_stacks(variables, is_kept)
         leaves, rest = variable_split.split(mask, variables)
-        return Server(algorithm.init(rest), leaves)
+        return ServerWithLayers(algorithm.init(rest), leaves)
 
     def init_personal(key, server):
         draw_key, key = jax.random.split(key)
@@ -74,7 +74,7 @@ def with_personal_layers(
         if init_per_client:
             leaves = like_leaves(init_per_client(draw_key), leaves)
         inner = algorithm.init_personal(key, fill_personal(server, leaves))
-        return PersonalState(inner, leaves)
+        return PersonalWithLayers(inner, leaves)
 
     def client_update(key, server, personal, client):
         inner = fill_personal(server, personal.leaves)
@@ -89,7 +89,7 @@ def with_personal_layers(
         leaves = variable_split.select_like(old, trained)
         leaves = scanned_blocks.unstack_like(leaves, personal.leaves)
         return output._replace(
-            personal=PersonalState(output.personal, leaves),
+            personal=PersonalWithLayers(output.personal, leaves),
             personal_variables=variable_split.drop_like(old, trained),
         )
 
@@ -116,12 +116,12 @@ def with_personal_layers(
     )
 
 
-def fill_personal(server: Server, leaves: PyTree) -> PyTree:
+def fill_personal(server: ServerWithLayers, leaves: PyTree) -> PyTree:
     """Insert a client's personal leaves into each model of the algorithm's server."""
     inner = server.inner
-    if isinstance(inner, Server):  # another `personal`, with leaves of its own
+    if isinstance(inner, ServerWithLayers):  # another one, with leaves of its own
         return inner._replace(inner=fill_personal(inner, leaves))
-    add = lambda variables: variable_split.merge_personal(variables, leaves)
+    add = lambda variables: variable_split.with_personal(variables, leaves)
     return variable_split.in_models(inner, add)
 
 

@@ -56,7 +56,7 @@ def ditto(
         return output._replace(personal=own, metrics=metrics)
 
     return base._replace(
-        init_personal=variable_split.received_variables,
+        init_personal=variable_split.init_from_received,
         client_update=client_update,
         personalize=lambda server, own: own,
     )
@@ -114,7 +114,7 @@ def pfedme(
             return (theta, u), jax.tree.map(lambda x: x.mean(0), metrics)
 
         start = server.variables
-        received = variable_split.merge_personal_variables(start)
+        received = variable_split.whole_variables(start)
         theta = init_state(key, inner_local, received, client)
         (theta, u), metrics = run_steps(body, (theta, start["params"]), client)
         end = {**variable_split.split_paths(theta.variables, start), "params": u}
@@ -123,7 +123,7 @@ def pfedme(
         )
 
     return base._replace(
-        init_personal=variable_split.received_variables,
+        init_personal=variable_split.init_from_received,
         client_update=client_update,
         personalize=lambda server, theta: theta,
     )
@@ -177,7 +177,7 @@ def apfl(
     step_global, step_own = local_step(local), local_step(mixed)
 
     def init_personal(key, server):
-        start = variable_split.received_variables(key, server)
+        start = variable_split.init_from_received(key, server)
         share = jnp.full((), alpha, jnp.result_type(float))
         return {**start, "params": {"v": start["params"], "alpha": share}}
 
@@ -196,7 +196,7 @@ def apfl(
             metrics = {**metrics, "personal_loss": own_metrics["loss"]}
             return (y, v), {**metrics, "alpha": own["alpha"]}
 
-        received = variable_split.merge_personal_variables(start)
+        received = variable_split.whole_variables(start)
         own_key = jax.random.fold_in(key, NO_STEP)
         y = init_state(key, local, received, client)
         v = init_state(own_key, mixed, personal, client)

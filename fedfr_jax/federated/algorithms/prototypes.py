@@ -108,7 +108,7 @@ def class_values(model: Model, normalize: bool) -> Callable:
 
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
-        network = variable_split.merge_personal_variables(variables)
+        network = variable_split.whole_variables(variables)
         rows = to_float32(model.features(network, batch.model_inputs, False)[1])
         if normalize:
             length = jnp.linalg.norm(rows, axis=-1, keepdims=True)

@@ -17,9 +17,9 @@ from fedfr_jax.federated.algorithms.fedavg import ServerOptimizer, fedavg
 from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
 from fedfr_jax.federated.variable_split import (
     client_output,
-    merge_personal_variables,
-    received_variables,
+    init_from_received,
     select_like,
+    whole_variables,
 )
 from fedfr_jax.ranges import BelowOne, Count, NonNegative, Positive
 from fedfr_jax.schema import checked
@@ -162,13 +162,13 @@ def moon(
 
     def client_update(key, server, previous, client):
         start = server.variables
-        models = {"received": merge_personal_variables(start), "previous": previous}
+        models = {"received": whole_variables(start), "previous": previous}
         end, metrics = train(key, start, client, **models)
-        last = merge_personal_variables(end)
+        last = whole_variables(end)
         return client_output(start, end, weight(client), last, metrics)
 
     return base._replace(
-        init_personal=received_variables,
+        init_personal=init_from_received,
         client_update=client_update,
         needs=("contrastive_loss",),
     )

@@ -232,7 +232,7 @@ def prepare_features(
         )
         needed_rows = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(mesh)
-        variables = variable_split.merge_personal_variables(server.variables)
+        variables = variable_split.whole_variables(server.variables)
         values = embed_rows(backbone_of(variables), dataset, needed_rows)
         values = meshes.put_global(values[: len(needed_rows)], whole)
         features = (

@@ -7,7 +7,7 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.federated.algorithms import fedavg as servers
-from fedfr_jax.federated.algorithms.personal import PersonalState
+from fedfr_jax.federated.algorithms.personal import PersonalWithLayers
 from fedfr_jax.federated.algorithms.phases import alternate, head_first, phased_training
 from fedfr_jax.federated.algorithms.proximal import momentum_norm, proximal_norm
 from fedfr_jax.types import Client, LocalTraining
@@ -42,7 +42,7 @@ def test_private_heads_equal_the_golden_round(golden, name):
     shape = {"base": base, "head": jax.tree.map(lambda x: x[0], heads)}
     nothing = jax.tree.map(lambda x: None, base)
     own = {"params": {"base": nothing, "head": heads}, "batch_stats": {}}
-    rows = PersonalState((), own)
+    rows = PersonalWithLayers((), own)
     examples = [[arrays[f"{n}{c}"] for c in range(3)] for n in "xy"]
     with jax.enable_x64(True):
         variables = {"params": shape, "batch_stats": {}}

@@ -311,7 +311,7 @@ def test_a_client_deploys_per_fedavg_after_a_step_of_its_own(arrays):
         return output._replace(personal=train(key, server.variables, once)[0])
 
     algorithm = base._replace(
-        client_update=client_update, init_personal=variable_split.received_variables
+        client_update=client_update, init_personal=variable_split.init_from_received
     )
     with jax.enable_x64(True):
         variables = unflat(arrays["perfed_fo_w"][1])
