@@ -32,7 +32,6 @@ from fedfr_jax.federated.privacy import ledger as ledgers
 from fedfr_jax.federated.privacy.accountant import continued
 from fedfr_jax.federated.privacy.ledger import Ledger, num_rounds
 from fedfr_jax.federated.rounds import advance
-from fedfr_jax.federated.run_settings import check_settings, describe_run
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -41,6 +40,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.state import RoundLog, Simulation
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.training_description import check_settings, describe_run
 from fedfr_jax.files import replace_file
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.ranges import Count

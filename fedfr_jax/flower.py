@@ -30,10 +30,10 @@ from fedfr_jax.federated.remote import (
     client_data_of,
     describe_example,
 )
-from fedfr_jax.federated.run_settings import describe_training
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.systems.settings import SystemsConfig
+from fedfr_jax.federated.training_description import describe_training
 from fedfr_jax.files import replace_file
 from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
 from fedfr_jax.parts import parse

@@ -103,7 +103,7 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, scaled)
 
 
-def stop_gradients(
+def freeze(
     optimizer: optax.GradientTransformation, pattern: str, *, min_leaves: int = 1
 ) -> optax.GradientTransformation:
     """Wrap `optimizer` so that parameters matching `pattern` are not updated.

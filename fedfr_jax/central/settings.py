@@ -113,7 +113,7 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
         optimizer = optax.chain(clip, optimizer)
     if not settings.frozen:
         return optimizer
-    return trees.stop_gradients(optimizer, settings.frozen)
+    return trees.freeze(optimizer, settings.frozen)
 
 
 def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
@@ -250,7 +250,7 @@ def check_patterns(
         leaf_sharding(rules, params, build_mesh(settings, mesh))
     if settings.frozen:
         with naming(f"{where}.frozen"):
-            trees.stop_gradients(optax.identity(), settings.frozen).init(params)
+            trees.freeze(optax.identity(), settings.frozen).init(params)
 
 
 def _check_class_parallel(settings, where):

@@ -167,7 +167,7 @@ def num_columns(has_participation: bool) -> int:
     return len(SlotInputs._fields) - (0 if has_participation else 2)
 
 
-def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
+def pack_slots(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
     """Pack the inputs of a cohort's clients, [K] or scalars, into their slots.
 
     Args:
@@ -189,8 +189,8 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
     return packed[..., SlotInputs._fields.index(name)]
 
 
-def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
-    """Unpack the slots [..., 11 or 13] of `pack`, on the host or within jit."""
+def unpack_slots(packed: np.ndarray | jax.Array) -> SlotInputs:
+    """Unpack the slots [..., 11 or 13] of `pack_slots`, on the host or within jit."""
     slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
     slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0
@@ -204,7 +204,7 @@ def single_slot(**numbers: AnyArray) -> SlotInputs:
     """Slot inputs of one client outside of a schedule; 0 where none is given."""
     values = [numbers.get(name, 0) for name in SlotInputs._fields]
     columns = [jnp.asarray(x, jnp.int32) for x in values[: num_columns(False)]]
-    return unpack(jnp.stack(columns))
+    return unpack_slots(jnp.stack(columns))
 
 
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:

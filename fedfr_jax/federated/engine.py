@@ -43,7 +43,7 @@ from fedfr_jax.federated.client import (
     client_view,
     first_personal_key,
     server_key,
-    unpack,
+    unpack_slots,
 )
 from fedfr_jax.federated.contract_checks import (
     check_output,
@@ -407,7 +407,7 @@ def round_functions(
         return lane
 
     def device(total, server, rows, slots, table, constants):
-        lane, slots = build_lane(server, table, constants), unpack(slots)
+        lane, slots = build_lane(server, table, constants), unpack_slots(slots)
         if partial_sums is not None:
             return sum_over_clients(lane, rows, slots, total)
         total, output = over_waves(lane, rows, slots, jax.tree.map(_first, total))
@@ -425,7 +425,7 @@ def round_functions(
 
     def start(server, rows, slots, table, constants):
         lane = build_lane(server, table, constants)
-        summary, _ = lane_shapes(lane, rows, unpack(slots))
+        summary, _ = lane_shapes(lane, rows, unpack_slots(slots))
         return sums.zero_sums(summary, num_sums)
 
     def finish(server, total, outputs, order, constants):

@@ -71,7 +71,7 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
       pattern: regular expression over leaf paths such as `params/head`, which need not
         be among those that a phase of training moves.
     """
-    freeze = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
+    freeze = trees.freeze(optax.identity(), pattern, min_leaves=0).update
     make: Any = local.optimizer
 
     def at(rate):

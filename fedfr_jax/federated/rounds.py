@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.client import SlotInputs, column, pack
+from fedfr_jax.federated.client import SlotInputs, column, pack_slots
 from fedfr_jax.federated.engine import (
     IS_FINITE,
     CallInputs,
@@ -252,7 +252,7 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
     order[places.reshape(-1)] = np.arange(places.size)
     if part is not None:  # an absent client's slot is idle
         places = np.where(part.is_present.take(places, mode="wrap"), places, -1)
-    slots = pack(inputs, places)
+    slots = pack_slots(inputs, places)
     column(slots, "partial_sum")[:] = np.arange(slots.shape[1])[:, None] // waves
     return RoundInputs(rows=(), slots=slots, order=order[:-1], added=extra, plan=plan)
 

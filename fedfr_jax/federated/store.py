@@ -240,7 +240,7 @@ def _sums(rows: Rows, keys: np.ndarray) -> np.ndarray:
     return np.array(sums, "<u4").view(np.uint8).reshape(-1, SUM_BYTES)
 
 
-def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
+def pack_rows(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
     """Pack `rows` [count, ...] to bytes [count, row_bytes], room for a checksum."""
     parts = [
         np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
@@ -257,7 +257,7 @@ def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def unpack(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
+def unpack_rows(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
     """Unpack arrays [K, ...] like `leaves` from rows [K, row bytes] uint8."""
     arrays, start = [], 0
     for leaf in leaves:
@@ -383,7 +383,7 @@ class Store:
                 pass
         rows = [block[i] for i in np.flatnonzero(on_disk)]
         self._read(rows, ids[on_disk], stamps[on_disk])
-        leaves = unpack(block, self._leaves)
+        leaves = unpack_rows(block, self._leaves)
         return jax.tree.unflatten(self._treedef, leaves), is_new
 
     def scatter(
@@ -406,7 +406,7 @@ class Store:
         self.settle()
         remote_ids = np.asarray(remote_ids, np.int64)
         remote_ids = remote_ids[remote_ids >= 0]
-        block = pack(rows, len(ids), self._row_bytes)
+        block = pack_rows(rows, len(ids), self._row_bytes)
         ids, rounds = ids.astype(np.int64), np.broadcast_to(round, len(ids))
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]

@@ -36,7 +36,7 @@ from fedfr_jax.federated.client import (
     all_rows,
     column,
     listed_rows,
-    unpack,
+    unpack_slots,
 )
 from fedfr_jax.federated.schedule import Schedule
 from fedfr_jax.types import AnyArray, Dataset, Prepared, PyTree
@@ -46,7 +46,7 @@ class RoundInputs(NamedTuple):
     """Inputs of a round in host memory, for A devices with w waves of L lanes."""
 
     rows: PyTree  # [A', w, L, ...] client states of this process' devices
-    slots: np.ndarray  # [A, w, L, 11] int32, see `client.unpack`
+    slots: np.ndarray  # [A, w, L, 11] int32, see `client.unpack_slots`
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     added: Prepared
     plan: Schedule
@@ -137,7 +137,7 @@ def read_rows(
     dataset = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), table.example)
     for packed, added_rows in parts:
         for numbers in packed[column(packed, "client") >= 0]:
-            slot = jax.tree.map(int, unpack(numbers))
+            slot = jax.tree.map(int, unpack_slots(numbers))
             client_rows = np.arange(slot.offset, slot.offset + slot.num_examples)
             added = added_rows[slot.cohort_index, : slot.num_added]
             examples = table.take(np.concatenate([client_rows, added]))

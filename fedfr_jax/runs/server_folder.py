@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import manifest
-from fedfr_jax.federated.run_settings import check_settings
+from fedfr_jax.federated.training_description import check_settings
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.types import PyTree
