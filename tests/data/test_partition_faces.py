@@ -222,7 +222,7 @@ def test_ms1m_order_starts_from_first_appearance_not_from_the_label():
     np.testing.assert_array_equal(ms1m_order(labels), by_hand)
 
 
-def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
+def test_ms1m_takes_clients_from_the_first_half_and_public_ids_from_the_last():
     rng = np.random.default_rng(0)
     counts = rng.choice([50, 60, 61, 70, 79, 80, 100, 101, 105, 109, 110], 400)
     labels = np.repeat(np.arange(400), counts)
@@ -256,8 +256,8 @@ def test_report_counts_everybody_and_prints_as_a_table():
         max_images=5,
     )
     numbers = report(split)
-    assert numbers["identities"] == {"clients": 6, "global": 3, "unseen": 1}
-    assert numbers["images"] == {"train": 18, "test": 12, "global": 15, "unseen": 5}
+    assert numbers["identities"] == {"clients": 6, "public": 3, "unseen": 1}
+    assert numbers["images"] == {"train": 18, "test": 12, "public": 15, "unseen": 5}
     assert numbers["per_client"]["train images"] == {
         "min": 6.0, "q25": 7.5, "median": 9.0, "q75": 10.5, "max": 12.0
     }  # fmt: skip

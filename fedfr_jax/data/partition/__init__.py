@@ -30,7 +30,7 @@ from fedfr_jax.data.partition.class_partitions import (
 )
 from fedfr_jax.data.partition.client_partition import ClientPartition, drop_clients
 from fedfr_jax.data.partition.identities import by_identity, ms1m, ms1m_order
-from fedfr_jax.data.partition.report import (
+from fedfr_jax.data.partition.summary import (
     class_report,
     format_class_report,
     format_report,

@@ -235,12 +235,12 @@ def by_identity(
         ones; the others are left out. Scaling laws vary it with the same unseen
         identities. 0 trains on all.
       min_images: a client's identity has at least this many images, >= 2.
-      public_min_images: the same for the global and unseen sets; 0 takes min_images.
+      public_min_images: the same for the public and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
       train_fraction: share of an identity's images that is trained on, in (0, 1);
         both sides get at least one image. With names it is each image's probability.
       client_ids_from: [M] bool identities that clients may hold; None for all.
-      public_ids_from: [M] bool, the same for the global set.
+      public_ids_from: [M] bool, the same for the public set.
       unseen_ids_from: [M] bool, the same for the unseen set.
       use_validation_split: True leaves out test images and unseen identities, to choose
         settings without them: clients are tested on a part of their training images,
@@ -341,19 +341,19 @@ def ms1m(
     The identities are shuffled. The first half gives the clients: those whose number
     of images is strictly inside `client_images`, the first N * ids_per_client of
     them; their first `num_test_images` images in file order are tested, the rest
-    trained. The last half gives the global set: those strictly inside
+    trained. The last half gives the public set: those strictly inside
     `public_images`, with all their images. The paper's generic set is IJB-C; here
-    `num_unseen_ids` more identities of the global kind may stand in for it.
+    `num_unseen_ids` more identities of the public kind may stand in for it.
 
     Args:
       labels: [T] int identity of each row in file order, >= 0.
       num_clients: N, >= 1.
       ids_per_client: identities of each client, >= 1.
       num_public_ids: K_g.
-      num_unseen_ids: K_u, taken after the global ones.
+      num_unseen_ids: K_u, taken after the public ones.
       num_test_images: test images per client identity, in [1, client_images[0]].
       client_images: open interval of the images of a client's identity.
-      public_images: open interval of the images of a global identity.
+      public_images: open interval of the images of a public identity.
       seed: of Python's own generator; 100 in the paper.
     """
     labels = np.asarray(labels, np.int32)

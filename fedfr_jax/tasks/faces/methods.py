@@ -4,7 +4,7 @@ Clients train a backbone on a margin softmax over their own classes; class embed
 and the branch stay with them (`personal`). The server's backbone is the generic
 network, what the algorithm deploys at a client the personalized one. FedFR's terms are
 for an algorithm that asks for features of the networks of the round before, as FedFR
-does: `use_public_data` adds the global data, `contrastive_weight` the contrastive term,
+does: `use_public_data` adds the public data, `contrastive_weight` the contrastive term,
 `branch` the decoupled feature customization; all of them are FedFR. FedFace is FedAvg
 with `spreadout`, local training `personal="."`.
 

@@ -1,4 +1,4 @@
-"""Partition reports: classes or identities per client, in numbers and text."""
+"""Summaries of partitions: classes or identities per client, in numbers and text."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.data.partition.rows import ClientRows
 from fedfr_jax.text import printable
 
-# In the table of the report: this many clients, fewer when its cells become too many.
+# In the table of counts: this many clients, fewer when its cells become too many.
 MAX_CLIENTS, MIN_CLIENTS, MAX_CELLS = 1000, 100, 100_000
 MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
 SUMMARY = {"min": 0.0, "median": 0.5, "max": 1.0}  # quantiles
@@ -112,7 +112,7 @@ def report(partition: IdentityPartition) -> dict:
     Returns:
       {"clients": N, "identities": {part: count}, "images": {part: count},
       "per_client": {what: {"min", "q25", "median", "q75", "max"}},
-      "left_out": {reason: count}}; the parts are clients (train, test), global and
+      "left_out": {reason: count}}; the parts are clients (train, test), public and
       unseen.
     """
     p = partition
@@ -120,13 +120,13 @@ def report(partition: IdentityPartition) -> dict:
         "clients": len(p.num_classes),
         "identities": {
             "clients": int(p.num_classes.sum()),
-            "global": len(p.public.identities),
+            "public": len(p.public.identities),
             "unseen": len(p.unseen.identities),
         },
         "images": {
             "train": len(p.train.rows),
             "test": len(p.test.rows),
-            "global": len(p.public.rows),
+            "public": len(p.public.rows),
             "unseen": len(p.unseen.rows),
         },
         "per_client": {
