@@ -30,9 +30,9 @@ from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.files import is_url
 from fedfr_jax.models import build_model
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
+from fedfr_jax.runs.buckets import fetch, is_model
 from fedfr_jax.runs.data_digest import ACCEPT
 from fedfr_jax.runs.locks import lock_to_read
-from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import CONFIG, check_stages, stored_config
 from fedfr_jax.scanned_blocks import by_block_name

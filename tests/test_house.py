@@ -82,7 +82,7 @@ WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list today, and why it stays or how it goes.
 EXCEPTIONS = {
     "config/build.py imports fedfr_jax.plan.shapes": "goes with typed sections",
-    "config/build.py imports fedfr_jax.runs.remote": "goes with files by fsspec",
+    "config/build.py imports fedfr_jax.runs.buckets": "goes with files by fsspec",
 }
 
 

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from fedfr_jax import distributed
 from fedfr_jax.config.files import find, load, restore, with_argument
 from fedfr_jax.files import is_url
-from fedfr_jax.runs.remote import fetch
+from fedfr_jax.runs.buckets import fetch
 from fedfr_jax.schema import check_keys, hint
 from fedfr_jax.text import without_secrets
 

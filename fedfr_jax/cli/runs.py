@@ -36,7 +36,7 @@ def runs(
       metric: METRIC metric to show, as evaluator/metric (default the first)
       json: print a JSON list, with all metrics
     """
-    from fedfr_jax.runs.remote import fetch_runs
+    from fedfr_jax.runs.buckets import fetch_runs
     from fedfr_jax.runs.run_files import RunList, sort_rows
 
     rows, problems = RunList(fetch_runs(folder), metric).read(words)
@@ -97,7 +97,7 @@ def report(runs: Sequence[str], *, output: str | None = None, open: bool = False
     if not runs:
         raise ValueError("fedfr report needs a run directory: fedfr report runs/demo.")
     from fedfr_jax.files import is_url, write_text
-    from fedfr_jax.runs.remote import fetch, is_reported
+    from fedfr_jax.runs.buckets import fetch, is_reported
     from fedfr_jax.runs.run_files import read_run
     from fedfr_jax.viewer.page import render
 
@@ -156,7 +156,7 @@ def serve(
       open: open the list in a browser
     """
     from fedfr_jax.files import is_url
-    from fedfr_jax.runs.remote import fetch_runs
+    from fedfr_jax.runs.buckets import fetch_runs
     from fedfr_jax.viewer.server import serve
 
     local = fetch_runs(folder)
@@ -176,7 +176,7 @@ def serve(
 
 def keep_fetching(url: str) -> None:
     """Fetch the runs of a bucket again and again, until the process ends."""
-    from fedfr_jax.runs.remote import fetch_runs
+    from fedfr_jax.runs.buckets import fetch_runs
 
     def fetch():
         while True:

@@ -99,7 +99,7 @@ def train(
     processes.join()
     import jax
 
-    from fedfr_jax.runs.remote import open_run
+    from fedfr_jax.runs.buckets import open_run
     from fedfr_jax.runs.trackers import RunInterrupted
 
     with (
@@ -224,9 +224,9 @@ def evaluate(
 
     from fedfr_jax.config.build import build, sections
     from fedfr_jax.loading import writing_nothing
+    from fedfr_jax.runs.buckets import fetched_to_evaluate
     from fedfr_jax.runs.experiment import evaluate_experiment
     from fedfr_jax.runs.locks import lock_to_read
-    from fedfr_jax.runs.remote import fetched_to_evaluate
     from fedfr_jax.runs.workdir import check_config, check_inside, check_stages
 
     stored = json.loads(config_text(config))

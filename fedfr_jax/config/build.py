@@ -18,7 +18,7 @@ from fedfr_jax.files import is_url
 from fedfr_jax.parts import section
 from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
-from fedfr_jax.runs.remote import fetch, is_model
+from fedfr_jax.runs.buckets import fetch, is_model
 from fedfr_jax.schema import choice_error, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.experiment import Config, build_experiment, parse_config

@@ -4,7 +4,7 @@ experiment       all stages in order; the evaluation of a finished run
 stages           one stage: start or resume, train, read again; its saved model
 loop             rounds of a federated stage, the only loop over them
 central_stage    epochs of a central stage
-sweep            results table of a sweep; vmapped_sweep: runs in one program
+sweep_results    table of a sweep's runs; vmapped_sweep: runs in one program
 workdir          the run directory: config, settings of its trained stages
 locks            one writer of a run directory, or any number of readers
 hosts            devices of several processes, and a test sum over them
@@ -17,6 +17,6 @@ evaluation_record  numbers, curves and images for reports
 run_files        files of runs, read without JAX and checked by the types in records
 sinks            logs of a stage; trackers: TensorBoard, W&B and the like
 terminal         the live view; timing: seconds, goodput, speeds
-remote           runs in buckets: their manifests, claims and local copies
+buckets          runs in buckets: their manifests, claims and local copies
 server_folder    rounds of a server of real clients
 """

@@ -22,7 +22,7 @@ from fedfr_jax import manifest
 from fedfr_jax.files import read_regular
 from fedfr_jax.json_files import broken_rule
 from fedfr_jax.runs import locks, records
-from fedfr_jax.runs.remote import RUNNING
+from fedfr_jax.runs.buckets import RUNNING
 from fedfr_jax.schema import hint
 from fedfr_jax.text import flat_config, printable
 

@@ -18,7 +18,7 @@ from fedfr_jax.config.build import sections
 from fedfr_jax.loading import writing_nothing
 from fedfr_jax.plan.dummy_inputs import DummyTeacher
 from fedfr_jax.runs import evaluation_record
-from fedfr_jax.runs.remote import Mirror, copy_folder
+from fedfr_jax.runs.buckets import Mirror, copy_folder
 from fedfr_jax.types import Evaluation, Samples, ScoredPairs
 
 SECRET_URLS = (

@@ -7,8 +7,8 @@ import pytest
 
 from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
+from fedfr_jax.runs.buckets import RUNNING
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.remote import RUNNING
 from fedfr_jax.runs.run_files import RunList, find_runs, read_run
 from fedfr_jax.viewer import page
 

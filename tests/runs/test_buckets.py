@@ -15,8 +15,8 @@ import pytest
 import fedfr_jax as ff
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
-from fedfr_jax.runs import remote
-from fedfr_jax.runs.remote import Mirror, copy_folder
+from fedfr_jax.runs import buckets
+from fedfr_jax.runs.buckets import Mirror, copy_folder
 from fedfr_jax.runs.run_files import RunList
 from fedfr_jax.viewer import server
 
@@ -93,7 +93,7 @@ def train(*words):
 
 def read(location):
     """(what evaluation finds, lines of metrics, two clients' models) of a run."""
-    folder = remote.fetch(location)
+    folder = buckets.fetch(location)
     rows = (folder / "fedper" / "metrics.jsonl").read_text().splitlines()
     is_clock = lambda name: name == "seconds" or "_per_second" in name
     lines = [
@@ -157,8 +157,8 @@ def test_a_run_counts_as_running_while_its_process_says_so(finished, machine, ca
     with mirror.beating():
         assert state() == "running"
     assert state() == "finished"
-    killed = str(time.time() - 2 * remote.SILENT).encode()
-    fsspec.filesystem("memory").pipe_file(f"{finished}/{remote.HEARTBEAT}", killed)
+    killed = str(time.time() - 2 * buckets.SILENT).encode()
+    fsspec.filesystem("memory").pipe_file(f"{finished}/{buckets.HEARTBEAT}", killed)
     assert state() == "finished"
 
 
@@ -196,13 +196,13 @@ def test_readers_take_the_url_of_a_run(trained, machine, tmp_path, capsys, monke
 def test_what_evaluate_writes_goes_to_the_bucket(trained, machine):
     assert main(["evaluate", f"--workdir={trained}"]) == 0
     machine("another")
-    assert (remote.fetch(trained) / "evaluation.json").is_file()
+    assert (buckets.fetch(trained) / "evaluation.json").is_file()
 
 
 def test_a_copy_is_used_by_one_process(finished):
-    with remote.open_run(finished):
+    with buckets.open_run(finished):
         with pytest.raises(ValueError, match="in use by another process of this mach"):
-            with remote.open_run(finished):
+            with buckets.open_run(finished):
                 pass
 
 

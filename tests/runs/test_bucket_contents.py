@@ -9,8 +9,8 @@ import time
 import fsspec
 import pytest
 
-from fedfr_jax.runs import remote
-from fedfr_jax.runs.remote import (
+from fedfr_jax.runs import buckets
+from fedfr_jax.runs.buckets import (
     Manifest,
     Mirror,
     claim_of,
@@ -110,10 +110,10 @@ def test_a_manifest_of_a_stranger_is_refused_before_anything_is_written(tmp_path
         both,
     ):
         with pytest.raises(ValueError, match="name must"):
-            remote.parse_manifest(text, CLAIM, "name")
+            buckets.parse_manifest(text, CLAIM, "name")
     later = next_claim(CLAIM)
     with pytest.raises(ValueError, match="an earlier claim"):  # nor a circle
-        remote.parse_manifest(dump_manifest(Manifest({}, later)), later, "name")
+        buckets.parse_manifest(dump_manifest(Manifest({}, later)), later, "name")
 
 
 def test_nothing_is_written_through_a_link_in_the_copy(tmp_path):
@@ -146,7 +146,7 @@ def test_links_and_pipes_of_a_bucket_are_not_opened(tmp_path):
     with pytest.raises(OSError, match="/a must have its sha256"):
         mirror(url, tmp_path / "copy").download()
     assert sorted(mirror(url, tmp_path / "copy").files()) == ["c/d"]
-    (tmp_path / "bucket" / remote.HEARTBEAT).symlink_to(secret)
+    (tmp_path / "bucket" / buckets.HEARTBEAT).symlink_to(secret)
     with pytest.raises(ValueError, match="link, pipe or device 'HEARTBEAT'"):
         mirror(url, tmp_path / "copy").download()
     assert secret.read_bytes() == TEXT
@@ -178,9 +178,9 @@ def test_runs_of_a_bucket_are_listed_without_those_that_are_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     stranger(tmp_path / "runs" / "good", {"config.json": entry()})
     stranger(tmp_path / "runs" / "bad", {"../../config.json": entry()})
-    (tmp_path / "runs" / "good" / remote.HEARTBEAT).write_text("soon")  # no number
+    (tmp_path / "runs" / "good" / buckets.HEARTBEAT).write_text("soon")  # no number
     (tmp_path / "runs" / "MANIFEST-of-mine.json").write_text("no run's")
-    copy = remote.fetch_runs(f"file://{tmp_path}/runs")
+    copy = buckets.fetch_runs(f"file://{tmp_path}/runs")
     assert [x.parent.name for x in copy.rglob("config.json")] == ["good"]
     (line,) = capsys.readouterr().err.splitlines()
     assert "bad/MANIFEST" in line and "a plain path" in line
@@ -307,7 +307,7 @@ def test_an_evaluation_is_not_written_over_a_run_that_trains(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def evaluate(meanwhile=lambda: None):
-        with remote.fetched_to_evaluate(url) as folder:
+        with buckets.fetched_to_evaluate(url) as folder:
             meanwhile()
             (folder / "evaluation.json").write_text("{}")
 
