@@ -91,7 +91,7 @@ def print_disclosures(config: ConfigDict | Mapping) -> None:
     from fedfr_jax.cli.plan import use_virtual
     from fedfr_jax.federated.disclosure import format_disclosure
     from fedfr_jax.plan.dummy_inputs import blind_experiment
-    from fedfr_jax.plan.shapes import disclose_stage
+    from fedfr_jax.runs.shapes import disclose_stage
 
     use_virtual(1)
     experiment = blind_experiment(config)

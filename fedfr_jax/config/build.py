@@ -16,9 +16,9 @@ from fedfr_jax.federated.participation import check_participation
 from fedfr_jax.federated.privacy.mechanism import check_prepare
 from fedfr_jax.files import is_url
 from fedfr_jax.parts import section
-from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.buckets import fetch, is_model
+from fedfr_jax.runs.shapes import disclose_stage
 from fedfr_jax.schema import choice_error, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.experiment import Config, build_experiment, parse_config

@@ -19,8 +19,8 @@ from fedfr_jax.federated.programs import call_shapes, round_arguments
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
-from fedfr_jax.plan.shapes import server_shapes
 from fedfr_jax.runs.loop import longest_call
+from fedfr_jax.runs.shapes import server_shapes
 from fedfr_jax.runs.stages import build_stage_simulation
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree

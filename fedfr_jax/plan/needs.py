@@ -32,7 +32,7 @@ from fedfr_jax.plan.program_cost import (
     on_device,
     program_cost,
 )
-from fedfr_jax.plan.shapes import (
+from fedfr_jax.runs.shapes import (
     StageShapes,
     example_shapes,
     federated_trainer,

@@ -9,7 +9,7 @@ from scipy import optimize
 
 from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
 from fedfr_jax.plan.needs import Requirements, needs_function
-from fedfr_jax.plan.shapes import example_shapes
+from fedfr_jax.runs.shapes import example_shapes
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,

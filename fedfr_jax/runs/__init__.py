@@ -2,6 +2,7 @@
 
 experiment       all stages in order; the evaluation of a finished run
 stages           one stage: start or resume, train, read again; its saved model
+shapes           a stage as shapes, and what its clients send
 loop             rounds of a federated stage, the only loop over them
 central_stage    epochs of a central stage
 sweep_results    table of a sweep's runs; vmapped_sweep: runs in one program

@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.cli import plan
 from fedfr_jax.cli.describe import print_disclosures
-from fedfr_jax.plan import shapes
+from fedfr_jax.runs import shapes
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 

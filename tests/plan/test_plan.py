@@ -16,8 +16,8 @@ from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import SIZES, blind_experiment
 from fedfr_jax.plan.needs import needs_function, privacy_notes
-from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.plan.stages import max_that_fits, plan_stage
+from fedfr_jax.runs.shapes import stage_shapes
 from fedfr_jax.types import CentralTrainer
 from tests.tasks.test_privacy import config_of
 

@@ -11,8 +11,8 @@ from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.algorithms.personal import ServerWithLayers
-from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.runs.shapes import stage_shapes
 from fedfr_jax.runs.stages import start_stage
 from tests.federated import toys
 from tests.tasks import tiny

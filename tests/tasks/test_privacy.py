@@ -8,7 +8,7 @@ from fedfr_jax.federated.disclosure import format_disclosure
 from fedfr_jax.federated.privacy import Mechanism, Sampling, build_accountant
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.parts import named
-from fedfr_jax.plan.shapes import disclose_stage
+from fedfr_jax.runs.shapes import disclose_stage
 from fedfr_jax.runs.stages import build_stage_simulation, read_end
 
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}

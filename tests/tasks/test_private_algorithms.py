@@ -6,7 +6,7 @@ import pytest
 from fedfr_jax.config import build as builds
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.plan import shapes
+from fedfr_jax.runs import shapes
 from tests.contracts.rows import FACTS, rows_of
 from tests.federated import toys
 from tests.tasks.test_privacy import config_of
