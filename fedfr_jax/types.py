@@ -371,7 +371,7 @@ class Participation(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of one round in host memory, before scheduling."""
 
-    ids: np.ndarray  # [K] int32
+    ids: np.ndarray  # [K] int64
     round: int
     participation: Participation | None = None  # None: all of them take part
     # State of the clients' systems at the round's end; None if they have none
@@ -681,7 +681,7 @@ class CentralTrainer(NamedTuple):
     loss: Callable  # as of `LocalTraining`
     init: Callable[[jax.Array], PyTree]  # key -> variables
     global_model: Callable[[PyTree], PyTree]  # variables -> those of the evaluated one
-    apply_global: Callable  # (variables of `network`, images) -> output [B, D]
+    apply_global: Callable  # (variables of `global_model`, images) -> output [B, D]
     # (number of an epoch, its steps S) -> [S, B] int32 indices of rows, on the host;
     # None for a permutation of them
     batch_order: Callable[[int, int], np.ndarray] | None = None

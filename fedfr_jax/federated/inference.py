@@ -75,8 +75,8 @@ def build_sums(count_batch: Callable, batching: Batching, mesh: Mesh) -> Callabl
     """Build integer counts over a data set's rows, a batch at a time.
 
     Args:
-      one: (variables, inputs, targets, is_valid [B] bool) -> tree of integer arrays,
-        counts of a batch of a device, of [B, ...] and without the invalid examples.
+      count_batch: (variables, inputs, targets, is_valid [B] bool) -> tree of integer
+        arrays, counts of a device's batch of [B, ...] without the invalid examples.
       batching: its batch size, per device, and its augment, whose plain view is taken.
 
     Returns:
@@ -170,7 +170,7 @@ def build_over_cohort(client_fn: Callable, mesh: Mesh) -> Callable:
     """Build a function of one client over a cohort, sharded over the client devices.
 
     Args:
-      one: (shared, start [] int32, count [] int32, static) -> tree of [...].
+      client_fn: (shared, start [] int32, count [] int32, static) -> tree of [...].
 
     Returns:
       run(shared, starts [K], counts [K], static) -> tree of [K, ...]; `shared` is whole

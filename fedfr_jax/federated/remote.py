@@ -388,7 +388,7 @@ class RemoteServer(NamedTuple):
             )
 
     def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
-        """Check metrics [n] and the state of a round, see `store_personal_state`."""
+        """Check metrics [n] and the state of a round; add the epsilon spent."""
         if self.deployment.algorithm.privacy:  # clients have not sent their metrics
             metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
         metrics = check_metrics(metrics, ids, round)

@@ -1,4 +1,4 @@
-"""Run directory: lock, config check, elapsed time.
+"""Run directory: lock, config check, settings of trained stages.
 
 `<stage>/settings.json` has the settings that the stage's training depends on. A trained
 stage continues with the same ones, or with more rounds or epochs if it then ends as one
