@@ -11,7 +11,6 @@ Coordinates are x, y with integers at pixel centers, as OpenCV counts them.
 
 import jax
 import numpy as np
-from PIL import Image, ImageOps
 
 # Eye at image left, eye at image right, nose, mouth left, mouth right, on 112 x 112.
 ARCFACE_TEMPLATE = np.array(
@@ -103,26 +102,3 @@ def rescale_points(
     """
     scale = np.array([new[1] / old[1], new[0] / old[0]], points.dtype)
     return (points + 0.5) * scale - 0.5
-
-
-def warp_picture(
-    picture: Image.Image, matrix: np.ndarray, size: tuple[int, int]
-) -> Image.Image:
-    """Warp a Pillow image (mode L or RGB) bilinearly; black outside the image.
-
-    Args:
-      matrix: [2, 3] invertible forward map, image x, y -> output x, y.
-      size: (H', W') of the output.
-    """
-    inverse = np.linalg.inv(matrix[:, :2].astype(np.float64))
-    shift = -inverse @ matrix[:, 2]
-    # Pillow maps output to input, both with integers at pixel corners, and repeats the
-    # border pixel for half a pixel: one black frame makes the border blend to black.
-    shift = shift + 1.5 - inverse @ np.array([0.5, 0.5])
-    coefficients = np.concatenate([inverse, shift[:, None]], axis=1).reshape(-1)
-    return ImageOps.expand(picture, border=1).transform(
-        (size[1], size[0]),
-        Image.Transform.AFFINE,
-        tuple(coefficients.tolist()),
-        resample=Image.Resampling.BILINEAR,
-    )

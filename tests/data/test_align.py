@@ -11,8 +11,8 @@ from fedfr_jax.data.align import (
     arcface_template,
     rescale_points,
     similarity,
-    warp_picture,
 )
+from fedfr_jax.data.sources.decoding import warp_picture
 
 
 def warp(image, matrix, size):

@@ -21,7 +21,6 @@ from fedfr_jax.data.align import (
     rescale_points,
     similarity,
     transform,
-    warp_picture,
 )
 from fedfr_jax.data.preprocessing import KERNELS
 from fedfr_jax.distributed import num_cores
@@ -77,6 +76,29 @@ def apply_orientation(data: bytes) -> Image.Image:
         image.load()  # Pillow itself turns a TIFF here
         turn = ORIENTATIONS.get(_orientation(image))
         return image if turn is None else image.transpose(turn)
+
+
+def warp_picture(
+    picture: Image.Image, matrix: np.ndarray, size: tuple[int, int]
+) -> Image.Image:
+    """Warp a Pillow image (mode L or RGB) bilinearly; black outside the image.
+
+    Args:
+      matrix: [2, 3] invertible forward map, image x, y -> output x, y.
+      size: (H', W') of the output.
+    """
+    inverse = np.linalg.inv(matrix[:, :2].astype(np.float64))
+    shift = -inverse @ matrix[:, 2]
+    # Pillow maps output to input, both with integers at pixel corners, and repeats the
+    # border pixel for half a pixel: one black frame makes the border blend to black.
+    shift = shift + 1.5 - inverse @ np.array([0.5, 0.5])
+    coefficients = np.concatenate([inverse, shift[:, None]], axis=1).reshape(-1)
+    return ImageOps.expand(picture, border=1).transform(
+        (size[1], size[0]),
+        Image.Transform.AFFINE,
+        tuple(coefficients.tolist()),
+        resample=Image.Resampling.BILINEAR,
+    )
 
 
 def read_size(data: bytes, origin: str) -> tuple[int, int]:
