@@ -808,6 +808,8 @@ def as_aux_loss(loss: Callable) -> Callable:
     def full(variables, batch, key, **round_args):
         value = loss(variables, batch, key, **round_args)
         value, aux = value if isinstance(value, tuple) else (value, {})
+        if shape := jnp.shape(value):
+            raise ValueError(f"loss must return a mean [] of the batch, got {shape}.")
         if not isinstance(aux, tuple):
             aux = variables["batch_stats"], aux
         return value, aux

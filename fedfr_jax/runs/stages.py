@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
@@ -388,7 +389,21 @@ def evaluate(
 ) -> dict[str, Evaluation]:
     """Run every evaluator on a stage's models."""
     with jax.profiler.TraceAnnotation("evaluate"):
-        return {name: x.evaluate(models) for name, x in evaluators.items()}
+        return {name: _evaluated(name, x, models) for name, x in evaluators.items()}
+
+
+def _evaluated(name: str, evaluator: Evaluator, models: TrainedModels) -> Evaluation:
+    """Evaluate models by an evaluator, which may be of a user's own task."""
+    result = evaluator.evaluate(models)
+    if not isinstance(result, Evaluation):
+        kind = type(result).__name__
+        raise ValueError(f"evaluator {name} must return an Evaluation, got a {kind}.")
+    for metric, value in result.metrics.items():
+        if np.ndim(value):
+            raise ValueError(
+                f"{metric} of evaluator {name} must be a number, got {value}."
+            )
+    return result
 
 
 def _write_model(

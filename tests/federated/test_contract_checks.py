@@ -41,6 +41,10 @@ def places(updates, weights):
     return jax.tree.map(lambda x: jnp.argmax(x, 0), updates)
 
 
+def unreduced(variables, batch, key):
+    return norm_loss(variables, batch, key)[0] * jnp.ones(4)
+
+
 KINDS = r"must have float32 \(.*\) at '.*', got float32 \(1.*\)"
 MISTAKES = {
     "update": (
@@ -62,6 +66,10 @@ MISTAKES = {
     "server": (
         lambda: fedavg()._replace(server_update=lambda server, _: server.variables),
         "^the result of server_update of .* must have .*, got None",
+    ),
+    "loss": (
+        lambda: ff.fedavg(ff.LocalTraining(unreduced, optax.sgd, 0.1)),
+        r"^loss must return a mean \[\] of the batch, got \(4,\)",
     ),
     "link's update": (
         lambda: behind(summarize=lambda k, s, u, w: (Summary(first(u), w), {})),

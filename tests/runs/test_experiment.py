@@ -12,7 +12,7 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
 from fedfr_jax.runs import experiment as experiment_module
-from fedfr_jax.runs.stages import final_simulation, run_stage
+from fedfr_jax.runs.stages import evaluate, final_simulation, run_stage
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -20,6 +20,7 @@ from fedfr_jax.types import (
     FederatedTrainer,
     FinalAdaptation,
     Task,
+    TrainedModels,
 )
 from tests.federated import toys
 
@@ -173,3 +174,16 @@ def test_the_last_round_adds_up_as_the_rounds_do():
             == sim.settings.partial_sums
             == canonical.get("num_partial_sums")
         )
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"error": 1.0}, "evaluator mine must return an Evaluation, got a dict"),
+        (Evaluation({"error": np.ones(2)}), "error of evaluator mine must be a number"),
+    ],
+)
+def test_what_an_evaluator_returns_is_as_its_contract_says(returned, message):
+    evaluators = {"mine": Evaluator(lambda models: returned)}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        evaluate(evaluators, TrainedModels(None, None, None, None))
