@@ -10,8 +10,8 @@ from fedfr_jax.parts import (
     Built,
     Factory,
     Member,
-    Named,
     Part,
+    SectionReader,
     Several,
     call,
     choose,
@@ -125,8 +125,9 @@ def test_a_name_alone_stands_for_its_section():
         name: Literal["fixed", "shuffle"]
         size: Count = 2
 
-    assert parse(Named(Way), "fixed") == Way("fixed")
-    assert parse(Named(Way), {"name": "shuffle", "size": 3}) == Way("shuffle", 3)
+    way = SectionReader(Way, by_name=True)
+    assert parse(way, "fixed") == Way("fixed")
+    assert parse(way, {"name": "shuffle", "size": 3}) == Way("shuffle", 3)
 
 
 def test_what_a_part_gets_later_is_no_setting():

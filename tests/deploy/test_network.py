@@ -23,6 +23,7 @@ from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 from fedfr_jax.tasks.faces.distillation import Distill, DummyTeacher
+from fedfr_jax.types import Evaluation
 from tests.deploy.conftest import MODEL, play, settings
 
 pytestmark = pytest.mark.ci
@@ -112,7 +113,7 @@ def test_a_stage_that_trains_on_takes_its_model_away(
     def fail(evaluators, networks):
         if ended:
             raise RuntimeError("no evaluation")
-        return {}
+        return dict.fromkeys(evaluators, Evaluation())
 
     monkeypatch.setattr(loop, "train", watched)
     monkeypatch.setattr(stages, "evaluate", fail)
@@ -126,7 +127,8 @@ def test_a_stage_that_trains_on_takes_its_model_away(
 @pytest.fixture
 def unjudged(monkeypatch):
     """Networks are trained and not judged."""
-    monkeypatch.setattr(stages, "evaluate", lambda evaluators, networks: {})
+    nothing = lambda evaluators, models: dict.fromkeys(evaluators, Evaluation())
+    monkeypatch.setattr(stages, "evaluate", nothing)
 
 
 def test_what_does_not_exist_is_refused(run, pretrained, own, tmp_path):
