@@ -79,34 +79,39 @@ def open_data(part: Part) -> Source:
     source = part()
     location = settings.get("path", settings.get("data_dir", part.where))
 
-    def named(read, check=lambda examples, rows: None):
+    def named(read):
         def call(rows):
             with naming(location):
-                examples = read(rows)
-                check(examples, rows)
-                return examples
+                return read(rows)
 
         return call
 
-    def check_images(images, rows):
-        wanted = (len(rows), *source.input_shape)
-        if images.dtype != np.uint8 or images.shape != wanted:
-            raise ValueError(
-                f"read of the source must return uint8 {wanted}, got {images.dtype} "
-                f"{images.shape}. Its images have values from 0 to 255."
-            )
+    def read_checked(rows):
+        examples = source.read(rows)
+        _check_images(examples, (len(rows), *source.input_shape))
+        return examples
 
     with naming(location):
         _check_labels(source)
-    is_of_images = len(source.input_shape) == 3
-    masks = source.masks
+    shape, masks = source.input_shape, source.masks
+    is_of_images = not isinstance(shape, Mapping) and len(shape) == 3
     if masks is not None:
         masks = masks._replace(read=named(masks.read))
-    read = named(source.read, check_images) if is_of_images else named(source.read)
+    read = named(read_checked if is_of_images else source.read)
     return source._replace(read=read, masks=masks)
 
 
+def _check_images(images: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless images are uint8 of the shape [n, H, W, C]."""
+    if images.dtype != np.uint8 or images.shape != shape:
+        raise ValueError(
+            f"read of the source must return uint8 {shape}, got {images.dtype} "
+            f"{images.shape}. Its images have values from 0 to 255."
+        )
+
+
 def _check_labels(source: Source) -> None:
+    """Raise ValueError unless labels [T] are numbers of the source's names."""
     labels, names = np.asarray(source.labels), source.names
     if labels.dtype.kind not in "iu" or labels.max(initial=0) >= max(len(names), 1):
         raise ValueError(

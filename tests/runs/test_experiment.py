@@ -69,21 +69,27 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip_probability": 0.0}
 
 
+def toy_trainer():
+    """FedAvg of a toy, which no evaluator applies."""
+    algorithm, variables = toys.fedavg_toy()
+    return FederatedTrainer(
+        algorithm,
+        init_variables=lambda before: variables,
+        apply=None,
+        global_model=algorithm.global_model,
+        apply_global=None,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     settings = {**SETTINGS, "reproducible_sum": True, "num_partial_sums": 2}
     federation = parse(Federation, settings, "config.federation")
     check_federation(federation, 5)
-    algorithm, variables = toys.fedavg_toy()
-    trainer = FederatedTrainer(
-        algorithm,
-        init_variables=lambda before: variables,
-        apply=None,
-        global_model=algorithm.global_model,
-        apply_global=None,
-        final_adaptation=FinalAdaptation(algorithm, 1),
-    )
+    trainer = toy_trainer()
+    adaptation = FinalAdaptation(trainer.algorithm, 1)
+    trainer = trainer._replace(final_adaptation=adaptation)
     ends = []
     for devices in (1, 2):
         seen = []
@@ -97,14 +103,7 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
 
 
 def test_the_last_round_is_evaluated_once(tmp_path):
-    algorithm, variables = toys.fedavg_toy()
-    trainer = FederatedTrainer(
-        algorithm,
-        init_variables=lambda before: variables,
-        apply=None,
-        global_model=algorithm.global_model,
-        apply_global=None,
-    )
+    trainer = toy_trainer()
     seen = []
 
     def norm(networks):

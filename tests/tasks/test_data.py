@@ -35,3 +35,10 @@ def test_images_and_labels_of_a_source_are_as_its_contract_says(fields, message)
 def test_a_source_of_vectors_may_read_floats():
     read = lambda rows: np.ones((len(rows), 7), np.float32)
     assert opened(read=read, input_shape=(7,)).read(np.arange(3)).shape == (3, 7)
+
+
+def test_three_arrays_by_name_are_no_image():
+    shapes = {"age": (), "job": (4,), "city": (3,)}
+    arrays = {name: np.ones((2, *shape), np.float32) for name, shape in shapes.items()}
+    read = opened(read=lambda rows: arrays, input_shape=shapes).read
+    assert read(np.arange(2)) is arrays
