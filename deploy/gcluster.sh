@@ -8,6 +8,7 @@ gcluster job submit \
   --image="${IMAGE:?set IMAGE, built for the compute type}" \
   --compute-type="${COMPUTE_TYPE:-v5litepod-16}" \
   --restarts=10 \
+  --restart-on-exit-codes=75,143 \
   --grace-period=120s \
   --command="fedfr train --distributed --config=${CONFIG:-smoke} \
 --workdir=${WORKDIR:?set WORKDIR, a bucket} --grace_seconds=90"

@@ -6,7 +6,8 @@ It needs Ray 2.53 or later (before, JaxTrainer knew no GPUs), and on all nodes
 fedfr_jax[remote] with the JAX of their devices. NUM_WORKERS are hosts: of GPUS each, or
 with TOPOLOGY and ACCELERATOR_TYPE those of TPU slices, of TPUS each. Ray connects the
 workers before the loop: `fedfr train` needs no flags for it. It ends workers without
-notice: a run that is preempted resumes from its last checkpoint.
+notice: a run that is preempted resumes from its last checkpoint. Ray knows no exit
+codes, so that a mistake is tried again ten times, too.
 """
 
 import os

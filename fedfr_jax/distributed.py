@@ -7,10 +7,11 @@ been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 HEARTBEAT, STARTUP = 60, 900  # seconds
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # sent to a launcher's children as well
@@ -64,12 +65,33 @@ def join(
             cluster_detection_method="deactivate" if coordinator else None,
             initialization_timeout=STARTUP,
             heartbeat_timeout_seconds=HEARTBEAT,
+            local_device_ids=_gpus_of_host(os.environ),
         )
     except Exception as error:  # of any kind, by a cluster's variables and servers
         location = f"at {coordinator}" if coordinator else CLUSTER
-        raise ValueError(
+        # What does not answer, or not in time, may do so later.
+        is_later = isinstance(error, OSError | RuntimeError)
+        kind = ConnectionError if is_later else ValueError
+        raise kind(
             f"the processes must join {location}, got {type(error).__name__}: {error}"
         ) from error
+
+
+def _gpus_of_host(environment: Mapping[str, str]) -> list[int] | None:
+    """All GPUs for the only process of a host under Slurm, where JAX takes one.
+
+    None leaves them to JAX, as where several processes share a host.
+
+    >>> _gpus_of_host({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "2"})
+    [0, 1]
+    """
+    is_alone = re.fullmatch(
+        r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    )
+    count = environment.get("SLURM_GPUS_ON_NODE", "")
+    if is_alone and count.isdecimal() and "JAX_LOCAL_DEVICE_IDS" not in environment:
+        return list(range(int(count))) or None
+    return None
 
 
 def _bind_address(coordinator: str | None) -> str | None:

@@ -43,6 +43,17 @@ def cache_folder() -> pathlib.Path:
 
 
 @contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Name `path` in an OSError of the block that names no file, as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextlib.contextmanager
 def replace_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Open a file for bytes that replaces `path` atomically at the end of the block.
 
@@ -54,7 +65,7 @@ def replace_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("x+b") as file:  # an existing name is never opened
+        with naming(path), temporary.open("x+b") as file:  # never an existing name
             yield file
             file.flush()
             os.fsync(file.fileno())

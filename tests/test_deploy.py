@@ -114,3 +114,71 @@ def test_the_image_is_built_from_the_lock_and_runs_as_a_user():
     assert not [pin for pin in pins if "[" in pin and pin[0] != "#"]  # pip takes none
     kept = (ROOT / ".dockerignore").read_text().split("\n!")
     assert {"fedfr_jax", "configs", "setup.py", "requirements.txt"} <= {*kept}
+
+
+def test_a_jobset_counts_no_preemption_and_ends_after_a_mistake():
+    """The rules, as the controllers of Job and JobSet read them."""
+    for name in ("gke-gpu-jobset.yaml", "gke-tpu-jobset.yaml"):
+        *_, jobset = yaml.safe_load_all((DEPLOY / name).read_text())
+        (job,) = jobset["spec"]["replicatedJobs"]
+        of_job = job["template"]["spec"]["podFailurePolicy"]["rules"]
+        of_set = jobset["spec"]["failurePolicy"]["rules"]
+
+        def action(code, condition=None, of_job=of_job, of_set=of_set):
+            reason, message = "BackoffLimitExceeded", "Job has reached the limit"
+            for i, rule in enumerate(of_job):
+                types = [x["type"] for x in rule.get("onPodConditions", ())]
+                what = f"has condition {condition}" if condition in types else None
+                if code in rule.get("onExitCodes", {}).get("values", ()):
+                    what = f"failed with exit code {code}"
+                if what:
+                    message = f"Pod a/b-0 {what} matching FailJob rule at index {i}"
+                    reason = "PodFailurePolicy"
+                    break
+            for rule in of_set:
+                patterns = rule.get("onJobFailureMessagePatterns", [""])
+                found = any(re.search(x, message) for x in patterns)
+                if reason in rule["onJobFailureReasons"] and found:
+                    return rule["action"]
+            return "RestartJobSet"  # counted
+
+        uncounted = "RestartJobSetAndIgnoreMaxRestarts"
+        assert action(143) == action(137, "DisruptionTarget") == uncounted
+        assert action(2, "DisruptionTarget") == uncounted  # it lost its disk, say
+        assert action(1) == action(2) == "FailJobSet"
+        assert action(75) == action(134) == action(137) == "RestartJobSet"
+
+
+@pytest.mark.parametrize(
+    "code, restarts, is_requeued, ends",
+    [(0, 0, False, 0), (2, 0, False, 2), (75, 9, True, 75), (75, 10, False, 75)]
+    + [(137, 0, True, 137), (143, 10, True, 143), (1, 0, False, 2)],
+)
+def test_slurm_starts_again_what_a_restart_may_cure(
+    code, restarts, is_requeued, ends, tmp_path
+):
+    """The script as Slurm runs it, with stand-ins for srun, scontrol and fedfr."""
+    # srun ends with the greatest code: of the other task, which is killed.
+    srun = 'while [[ $1 == --* ]]; do shift; done; "$@"; a=$?; exit $((a ? CODE : 0))'
+    tools = {
+        "srun": srun.replace("CODE", "143" if code in (1, 2) else str(code)),
+        "scontrol": 'echo "$@" > requeued',
+        "fedfr": f'echo "$@" > words; exit {code}',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_RESTART_COUNT": str(restarts),
+        "WORKDIR": "runs/a b",
+    }
+    done = subprocess.run(
+        ["bash", DEPLOY / "slurm.sbatch"], cwd=tmp_path, env=environment
+    )
+    assert done.returncode == ends
+    assert (tmp_path / "requeued").exists() == is_requeued
+    words = "train --distributed --config=smoke --workdir=runs/a b --grace_seconds=90"
+    assert (tmp_path / "words").read_text().strip() == words

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from fedfr_jax.cli.exit_codes import BUG, MISTAKE, RETRY, ProcessFailed
 from fedfr_jax.cli.flags import Rest
 from fedfr_jax.cli.signals import (
     describe_interrupt,
@@ -23,8 +24,9 @@ PORT = 8482  # of the coordinator, JAX's on TPUs
 SPARE = 5  # seconds until processes are killed after their own grace period
 NUM_LINES = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
-# Exit codes of processes that lost another one: an exception, JAX's abort.
-CONSEQUENCES = (1, -signal.SIGABRT)
+# Exit codes that are the less likely to be the cause, the later they are listed:
+# processes that lost another one end with an error or by JAX's abort.
+CONSEQUENCES = (MISTAKE, RETRY, BUG, -signal.SIGABRT)
 ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} seconds"
 
 
@@ -107,7 +109,7 @@ def start(
       typed: the command line, for the message after a signal.
 
     Raises:
-      ChildProcessError: when one of them failed; the others on this host are stopped.
+      ProcessFailed: when one of them failed; the others on this host are stopped.
     """
     address = [f"--coordinator={coordinator}", f"--num_processes={total}"]
     children = _start_children([*command, *address], ids)
@@ -150,7 +152,8 @@ def start(
     for line in last_lines[failed]:  # none of process 0, whose output is printed
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
-    raise ChildProcessError(_exit_text(failed, code, total, command, is_alone=is_alone))
+    text = _exit_text(failed, code, total, command, is_alone=is_alone)
+    raise ProcessFailed(text, code)
 
 
 def _start_children(command: list[str], ids: range) -> dict[int, subprocess.Popen]:
@@ -216,12 +219,10 @@ def _wait(children, lock, is_interrupted: threading.Event) -> int | None:
 
 
 def _first_failure(codes: dict[int, int | None]) -> int:
-    """First process that failed on its own, not because of another.
-
-    Exit code 2 is a user error, which its process explains.
-    """
+    """First process that failed on its own, not because of another."""
+    ranks = {code: rank for rank, code in enumerate(CONSEQUENCES)}
     bad = [i for i, code in codes.items() if code]
-    return min(bad, key=lambda i: (codes[i] in CONSEQUENCES, codes[i] == 2))
+    return min(bad, key=lambda i: ranks.get(codes[i] or 0, -1))
 
 
 def _exit_text(
@@ -232,7 +233,7 @@ def _exit_text(
     ending = f"code {code}" if code > 0 else f"signal {-code}"
     others = "were stopped" if is_alone else f"on this host were stopped, {ELSEWHERE}"
     message = f"process {failed} of {total} ended with {ending}; the others {others}."
-    if code == 2:  # a user error, which the process has explained
+    if code == MISTAKE:  # which the process has explained
         return message
     where = "" if is_alone else " on every host"
     return f"{message} {describe_resume(command, where).capitalize()}."

@@ -15,13 +15,13 @@ from collections.abc import Callable
 import fedfr_jax
 from fedfr_jax import distributed
 from fedfr_jax.cli import program_cache, signals
+from fedfr_jax.cli.exit_codes import EXPLAINED, MISTAKE, exit_code, is_lost
 from fedfr_jax.schema import hint
 from fedfr_jax.text import printable, without_secrets
 
 USAGE = """\
 usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
 """
-EXPLAINED = (ValueError, ImportError, OSError, FloatingPointError, MemoryError)
 HELP = """
 fedfr <command> --help lists a command's flags and the sections of a config.
 
@@ -59,7 +59,7 @@ def help_text() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; a user error is one line and exit code 2."""
+    """Run one command; a user error is one line and a code of `exit_codes`."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         near = hint(argv[0], COMMANDS)
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")
-        return 2
+        return MISTAKE
     return run_command(argv[0], argv[1:])
 
 
@@ -108,12 +108,18 @@ def run_command(name: str, argv: list[str]) -> int:
         text = printable(text, keep="\n")  # it may quote an unknown file
         print(text or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
-        return 2
+        return exit_code(error)
     return 0
 
 
 def explain(error: Exception) -> Exception:
-    """The one-line error for a full disk or device, or a missing file; or the error."""
+    """The one-line error for what is full, missing or lost; or the error itself."""
+    if is_lost(error):
+        line = str(error).splitlines()[0]
+        return ConnectionError(
+            f"another process of the run, or a device, was lost ({line}). Start the "
+            "same command again on all hosts."
+        )
     if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
         return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
     explains_itself = isinstance(error, OSError) and error.errno is None
@@ -168,9 +174,9 @@ def run() -> None:
         if not os.environ.get("FEDFR_DEBUG"):
             of_threads = print_no_error_twice()
         code = main(sys.argv[1:])
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        code = 1
+        code = exit_code(explain(error))
     if code == 0:
         for failed in of_threads:
             traceback.print_exception(failed.exc_value)

@@ -44,7 +44,7 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
-from fedfr_jax.files import check_bytes, write_text
+from fedfr_jax.files import check_bytes, naming, write_text
 from fedfr_jax.types import PyTree
 
 BLOCK = 2**12  # clients whose stamps are searched together
@@ -127,9 +127,10 @@ def allocate(path: pathlib.Path, size: int) -> None:
     """Make a file of `size` bytes, with disk space, so that a full disk fails here."""
     with open(path, "a+b") as file:
         if os.path.getsize(path) != size:
-            file.truncate(size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
+            with naming(path):
+                file.truncate(size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
 
 
 def written_blocks(path: pathlib.Path, block_bytes: int) -> Iterator[int]:
@@ -188,7 +189,9 @@ class StateFile:
         def write_part(part, start):
             return os.pwrite(self._file, part, start)
 
-        if not self._move_all(write_part, rows, places).all():
+        with naming(self.path):
+            is_whole = self._move_all(write_part, rows, places)
+        if not is_whole.all():
             raise OSError(f"{self.path}: a row was only written in part.")
 
     def _move_all(self, move: Callable, rows: Rows, places: np.ndarray) -> np.ndarray:
@@ -221,7 +224,8 @@ class StateFile:
 
     def sync(self) -> None:
         """Sync the file to disk."""
-        os.fsync(self._file)
+        with naming(self.path):
+            os.fsync(self._file)
 
     def lock(self, kind: int) -> None:
         """Lock the file by `fcntl.LOCK_SH`, `LOCK_EX` or `LOCK_UN`, if it may change.

@@ -75,6 +75,10 @@ NAME = rf"MANIFEST-({CLAIM})\.json"
 MAX_BYTES = 2**26  # of a manifest
 
 
+class TakenOver(ValueError):
+    """A process that was started later writes the run in a bucket."""
+
+
 class StoredFile(NamedTuple):
     """A file of a run, and where it lies in the bucket."""
 
@@ -287,19 +291,19 @@ class Mirror:
         """Upload changes of the local copy to the bucket.
 
         Raises:
-          OSError: when another process has begun to write the run, or the bucket cannot
-            be written.
+          TakenOver: when another process has begun to write the run.
+          OSError: when the bucket cannot be written.
         """
         self._check_newest(self._claim)
         self._upload()
 
     def check_unchanged(self) -> None:
-        """Raise OSError when another process has written since `download`."""
+        """Raise TakenOver when another process has written since `download`."""
         self._check_newest(self._seen)
 
     def _check_newest(self, claim: str | None) -> None:
         if self._newest() != claim:
-            raise OSError(
+            raise TakenOver(
                 f"{self.url} has been taken over by another process, which was started "
                 f"later. This one ends; its files stay in {self.folder}."
             )

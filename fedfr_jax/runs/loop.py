@@ -7,6 +7,7 @@ with the numbers of an uninterrupted one.
 """
 
 import contextlib
+import errno
 import logging
 import math
 import time
@@ -256,19 +257,21 @@ def save_round(
             outputs.last_evaluations.update(evaluations)
     # Before the checkpoint: a resume drops a line that is written twice, but
     # cannot restore one that was never written.
-    for sink in outputs.sinks:
-        sink(round, scalars)
-        sink.clients(round, client_numbers(log))
+    with _with_advice(f"round {round + 1}", checkpointer):
+        for sink in outputs.sinks:
+            sink(round, scalars)
+            sink.clients(round, client_numbers(log))
     must_end = is_end_of_call and round < last and lifecycle.must_end()
     is_saved = must_end or is_due(federation.checkpoint_every, round, last)
     if is_saved:
         with lifecycle.timed("checkpoint"):
             with _with_advice(f"round {round + 1}", checkpointer):
                 stage.store.flush(round + 1)
-            cover_logs(outputs.sinks)
+                cover_logs(outputs.sinks)
             files = ledger_files(stage.sim.accountant, round + 1)
             checkpointer.save(round + 1, server, files=files)
-            lifecycle.saved()
+            with _with_advice(f"the copy of round {round + 1}", checkpointer):
+                lifecycle.saved()
     if must_end:
         raise interrupted(checkpointer, f"round {round + 1}")
 
@@ -329,7 +332,7 @@ def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
 
 @contextlib.contextmanager
 def _with_advice(location: str, checkpointer: Checkpointer) -> Iterator[None]:
-    """Add the last checkpoint, and what to do, to errors of numbers and disk."""
+    """Add the last checkpoint, and what to do, to errors of numbers and files."""
     last, stage = checkpointer.latest(), checkpointer.stage
     good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
     try:
@@ -340,7 +343,9 @@ def _with_advice(location: str, checkpointer: Checkpointer) -> Iterator[None]:
             f"--overwrite={stage}, which keeps the stages before it."
         ) from error
     except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "Make room" if is_full else "See that it can be read and written"
         raise OSError(
-            f"client states of {location} could not be written ({error}); {good}. Free "
-            "disk space and start the same command again."
+            f"{location} could not be finished ({str(error).rstrip('.')}); {good}. "
+            f"{cure}, and start the same command again."
         ) from error

@@ -79,9 +79,10 @@ class JsonlSink(Sink):
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         line = _line(_finite({"round": int(step) + 1, **scalars})).encode()
-        self._file.write(line)
-        # Flushed, a line outlives the process, though not a power cut.
-        self._file.flush()
+        with files.naming(self.path):
+            self._file.write(line)
+            # Flushed, a line outlives the process, though not a power cut.
+            self._file.flush()
         self._size += len(line)
         self._sha256.update(line)
 

@@ -24,7 +24,7 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("MemoryError\n")
     error = AttributeError("'Stream' has no 'pos'")  # what a plot makes of a full disk
     error.__context__ = OSError(errno.ENOSPC, "No space left on device", "a.pdf")
-    assert main(["train"]) == 2
+    assert main(["train"]) == 75
     says = capsys.readouterr().err.splitlines()
     assert "device: 'a.pdf': make room and start" in says[0] and len(says) == 2
     error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.npz")

@@ -225,11 +225,12 @@ def test_a_cluster_that_jax_cannot_use_is_one_clear_error(fault, monkeypatch):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     name = type(fault).__name__
+    error = ConnectionError if isinstance(fault, OSError) else ValueError  # again later
     is_async = jax.config.read("jax_cpu_enable_async_dispatch")
     try:
-        with pytest.raises(ValueError, match=rf"clusters.md .*--coord.* got {name}: "):
+        with pytest.raises(error, match=rf"clusters.md .*--coord.* got {name}: "):
             distributed.join()
-        with pytest.raises(ValueError, match=f"must join at host0:1, got {name}: "):
+        with pytest.raises(error, match=f"must join at host0:1, got {name}: "):
             distributed.join("host0:1", 2, 0)
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", is_async)
@@ -243,3 +244,17 @@ def test_a_single_process_has_all_shards_and_no_barrier():
     there = meshes.put_local(values, meshes.over_clients(mesh), 8)
     assert len(there.sharding.device_set) == 4
     np.testing.assert_array_equal(meshes.fetch_local(there), values)
+
+
+@pytest.mark.parametrize(
+    "environment, gpus",
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "2"}, [0, 1]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8"}, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, None),  # of CPUs
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_GPUS_ON_NODE": "2"}, None),
+        ({}, None),
+    ],
+)
+def test_the_only_process_of_a_host_takes_all_its_gpus(environment, gpus):
+    assert distributed._gpus_of_host(environment) == gpus

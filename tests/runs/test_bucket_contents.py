@@ -13,6 +13,7 @@ from fedfr_jax.runs import buckets
 from fedfr_jax.runs.buckets import (
     Manifest,
     Mirror,
+    TakenOver,
     claim_of,
     dump_manifest,
     name_of,
@@ -245,9 +246,9 @@ def test_a_late_upload_changes_nothing_of_a_later_writer(run, tmp_path, monkeypa
             if step == "_remove_unlisted":  # A was the newest when it looked
                 first.upload()
             else:
-                with pytest.raises(OSError, match="taken over by another process"):
+                with pytest.raises(TakenOver, match="taken over by another process"):
                     first.upload()
-        with pytest.raises(OSError, match="taken over by another process"):
+        with pytest.raises(TakenOver, match="taken over by another process"):
             first.upload()
         expected = {"log": "B1\nB2\n", "old": "old"}
         assert contents(bucket, tmp_path / f"c{number}") == expected, step
@@ -271,7 +272,7 @@ def test_a_claim_that_is_cut_off_stands_for_the_files_before(
         patch.setattr(second, "_put", cut_off)
         second.claim()
     assert contents(bucket, tmp_path / "c") == {"log": "A1\n", "old": "old"}
-    with pytest.raises(OSError, match="taken over"):
+    with pytest.raises(TakenOver, match="taken over"):
         first.upload()
     third = second_writer(bucket, tmp_path / "d")
     (third.folder / "old").unlink()
@@ -316,7 +317,7 @@ def test_an_evaluation_is_not_written_over_a_run_that_trains(
         pytest.raises(ValueError, match="cannot be evaluated while it trains"),
     ):
         evaluate()
-    with pytest.raises(OSError, match="taken over"):
+    with pytest.raises(TakenOver, match="taken over"):
         evaluate(meanwhile=first.claim)
     evaluate()
     assert "evaluation.json" in contents(pathlib.Path(bucket), tmp_path / "c")
