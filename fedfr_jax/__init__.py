@@ -30,7 +30,7 @@ def __getattr__(name: str):
         return library_version()
     if name not in _PLACES:
         raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
-    if name in ("aggregation", "partition", "privacy"):  # modules
+    if name in ("aggregation", "convolutions", "partition", "privacy"):  # modules
         return importlib.import_module(f"{_PLACES[name]}.{name}")
     return getattr(importlib.import_module(_PLACES[name]), name)
 

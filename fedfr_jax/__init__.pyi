@@ -1,5 +1,6 @@
 # The public names: what type checkers see, and what __init__.py loads when asked.
 
+from fedfr_jax import convolutions as convolutions
 from fedfr_jax.api import FederatedDataset as FederatedDataset
 from fedfr_jax.api import RunState as RunState
 from fedfr_jax.api import evaluate as evaluate

@@ -146,7 +146,6 @@ def _network(
     roc = functools.partial(run_curve, experiment, variables, apply)
     embed = jax.jit(apply)
     if config is not None:
-        config = {k: v for k, v in config.items() if k != "conv_implementation"}
         network = build_model(deployment_config(config), task.dataset.input_shape)
         shapes = jax.eval_shape(network.init, jax.random.key(0))
         backbone = backbone_of(variables, shapes)

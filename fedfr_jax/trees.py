@@ -176,6 +176,11 @@ def divide(tree: PyTree, number: jax.Array) -> PyTree:
     return jax.tree.map(lambda x: x * (1 / number.astype(x.dtype)), tree)
 
 
+def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """Dtype for sums: float32, or float64 if `dtype` is float64."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
 def num_bytes(tree: PyTree) -> int:
     """Number of bytes of the leaves of `tree` (arrays or ShapeDtypeStructs)."""
     return sum(

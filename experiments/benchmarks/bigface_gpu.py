@@ -1,7 +1,7 @@
 """Large face networks on one accelerator: convolutions, images per second, memory.
 
     python experiments/benchmarks/bigface_gpu.py [--parts=convolutions,steps]
-        [--cases=r50_93k,...] [--implementations=xla] [--profile=FOLDER] [--peak=989e12]
+        [--cases=r50_93k,...] [--forms=gpu] [--profile=FOLDER] [--peak=989e12]
     python experiments/benchmarks/bigface_gpu.py --smoke    # tiny, on a CPU
 
 convolutions: every one of IResNet-50 and -100 at 112 pixels, bfloat16, forward and both
@@ -35,9 +35,9 @@ from jax.sharding import Mesh
 from run import choice_of
 
 from fedfr_jax.central.settings import Training
+from fedfr_jax.convolutions import FORMS, fast, use_forms
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.needs import central_needs
 from fedfr_jax.tasks.faces.loss import COSFACE
@@ -97,9 +97,7 @@ def parse_arguments():
     parser.add_argument("--smoke", action="store_true", help="tiny, writes no results")
     parser.add_argument("--parts", type=choice_of(PARTS), default=list(PARTS))
     parser.add_argument("--cases", type=choice_of(CASES), default=list(CASES))
-    parser.add_argument(
-        "--implementations", type=choice_of(IMPLEMENTATIONS), default=["xla"]
-    )
+    parser.add_argument("--forms", type=choice_of(FORMS), default=["gpu"])
     parser.add_argument("--steps", type=int, default=16, help="of an epoch")
     parser.add_argument("--rounds", type=int, default=3, help="epochs, after one")
     parser.add_argument("--batch", type=int, default=256, help="of convolutions")
@@ -169,18 +167,18 @@ def convolutions_of(model) -> dict[Convolution, int]:
 
 
 def convolution_rows(args):
-    """A row per convolution and implementation, then one of each network."""
+    """A row per convolution and form, then one of each network."""
     for name, depth in args.networks.items():
-        listed = convolutions_of(network(args, depth, implementation="xla"))
-        for implementation in args.implementations:
+        listed = convolutions_of(network(args, depth))
+        for forms in args.forms:
             spent = 0.0
             row = {
                 "part": "convolutions",
                 "case": name,
-                "conv_implementation": implementation,
+                "forms": forms,
             }
             for one, count in listed.items():
-                seconds = seconds_of(one, implementation, args.batch)
+                seconds = seconds_of(one, forms, args.batch)
                 spent += count * seconds
                 rate = 3 * args.batch * one.flops / seconds
                 shapes = {"image": one.image, "kernel": one.kernel}
@@ -196,24 +194,30 @@ def convolution_rows(args):
             yield {**row, **goal, "seconds_of_all": spent}
 
 
-def seconds_of(one: Convolution, implementation: str, batch: int) -> float:
+def seconds_of(one: Convolution, forms: str, batch: int) -> float:
     """Of a forward and both gradients, the fastest of some calls."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (batch, *one.image), jnp.bfloat16)
     kernel = jax.random.normal(keys[1], one.kernel, jnp.bfloat16)
-    settings = {
-        "stride": one.stride,
-        "padding": one.padding,
-        "conv_implementation": implementation,
-    }
+
+    @fast
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (one.stride, one.stride),
+            [(one.padding, one.padding)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
 
     @jax.jit
     def run(x, kernel):
         # The output is its own cotangent: nothing of the three can be left out.
-        y, back = jax.vjp(lambda *pair: convolve(*pair, **settings), x, kernel)
+        y, back = jax.vjp(convolve, x, kernel)
         return y, back(y)
 
-    return fastest(lambda: run(x, kernel))
+    with use_forms(forms):
+        return fastest(lambda: run(x, kernel))
 
 
 def fastest(call: Callable, calls: int = 20, repeats: int = 3) -> float:

@@ -59,7 +59,7 @@ COLUMNS = {  # of the table: title -> key of a row
     "case": "case",
     "system": "system",
     "lanes": "lanes",
-    "convolution": "conv_implementation",
+    "convolution": "forms",
     "dtype": "dtype",
     "steps a loop": "steps_per_loop",
     "rounds a call": "rounds_per_call",

@@ -4,7 +4,7 @@
 
 parity: the loss of three rounds on this device and on the CPU, all products in float32.
 emnist, resnet18, iresnet50: seconds of a whole round, host included, for lanes (clients
-trained at once), bfloat16 or float32 (TF32 where the device has it) and implementations
+trained at once), bfloat16 or float32 (TF32 where the device has it) and forms
 of convolutions, the most telling first; `gib` is what the compiler sets aside.
 Cells of steps_per_loop 1 have no counted loops, which "auto" takes on a GPU; those with
 rounds_per_call above 1 play that many rounds in one call.
@@ -41,6 +41,7 @@ from lease_works import (
     work_of,
 )
 
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.rounds import advance, assign, load_round
@@ -60,7 +61,7 @@ class Cell(NamedTuple):
 
     lanes: int
     dtype: str = "float32"  # of the convolutions
-    conv_implementation: str = "xla"
+    forms: str = "gpu"  # of convolutions and pooling, see `convolutions.FORMS`
     # Of counted local loops; 1: none.
     steps_per_loop: int | tuple[int, ...] | str = "auto"
     rounds_per_call: int = 1
@@ -75,9 +76,9 @@ CELLS = {
         Cell(64, BF16),
         Cell(256),
         Cell(16),
-        Cell(64, conv_implementation="im2col"),
-        Cell(64, conv_implementation="winograd"),
-        Cell(256, BF16, "im2col"),
+        Cell(64, forms="cpu"),
+        Cell(64, forms="xla"),
+        Cell(256, BF16, "cpu"),
         Cell(1),
     ),
     "emnist_sizes": (
@@ -99,13 +100,13 @@ CELLS = {
         Cell(1, BF16, steps_per_loop=1),
         Cell(32, BF16),
         Cell(8),
-        Cell(8, BF16, "im2col"),
+        Cell(8, BF16, "cpu"),
     ),
-    "iresnet50": (Cell(1, BF16), Cell(4, BF16), Cell(4, BF16, "im2col"), Cell(1)),
+    "iresnet50": (Cell(1, BF16), Cell(4, BF16), Cell(4, BF16, "cpu"), Cell(1)),
 }
 SMOKE_CELLS = (
-    Cell(2, BF16, "im2col", steps_per_loop=(2, 1)),
-    Cell(2, conv_implementation="im2col", rounds_per_call=2),
+    Cell(2, BF16, "cpu", steps_per_loop=(2, 1)),
+    Cell(2, forms="cpu", rounds_per_call=2),
 )
 
 
@@ -131,10 +132,11 @@ def rounds(name: str, is_smoke: bool):
     work = work_of(name, is_smoke)
     data = make_data(work)
     for cell in SMOKE_CELLS if is_smoke else CELLS[name]:
-        yield {"system": "ours", **cell._asdict(), **measure(name, work, data, cell)}
+        with use_forms(cell.forms):
+            figures = measure(name, work, data, cell)
+        yield {"system": "ours", **cell._asdict(), **figures}
     if name == "iresnet50":
         settings = network_settings(name, work, is_smoke) | {"dtype": jnp.bfloat16}
-        settings["conv_implementation"] = "auto" if is_smoke else "xla"
         yield data_parallel(work, settings, data, ROUNDS)
 
 
@@ -166,7 +168,6 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
     """(simulation, server) of a cell."""
     is_smoke = work != WORKS[name]
     settings = network_settings(name, work, is_smoke)
-    settings["conv_implementation"] = cell.conv_implementation
     settings["dtype"] = None if cell.dtype == "float32" else cell.dtype
     model = MODELS[work.model](work.input_shape, **settings)
     algorithm, variables, logits, feed = ours.classifier(work, model)
@@ -254,7 +255,7 @@ def central_step(name: str, is_smoke: bool):
     found, _ = bigface_gpu.measured(args, case)
     if found.get("peak_bytes"):
         found["gib"] = found.pop("peak_bytes") / 2**30
-    yield {"system": "ours", "dtype": BF16, "conv_implementation": "xla", **found}
+    yield {"system": "ours", "dtype": BF16, "forms": "gpu", **found}
 
 
 def parity(is_smoke: bool):
@@ -267,7 +268,7 @@ def parity(is_smoke: bool):
         command, env=environment, check=True, capture_output=True, text=True
     ).stdout
     there = json.loads(out.splitlines()[-1])["loss"]
-    row = {"dtype": "float32", "clients_per_device": 2, "conv_implementation": "auto"}
+    row = {"dtype": "float32", "clients_per_device": 2}
     yield {"system": jax.default_backend(), **row, "loss": here}
     apart = abs(here - there) / there
     yield {"system": "cpu", **row, "loss": there, "relative_difference": apart}
@@ -277,9 +278,7 @@ def parity_loss() -> float:
     """Mean loss of the third round of FedAvg on few clients."""
     jax.config.update("jax_default_matmul_precision", "highest")
     work = workloads.everyone(WORKS["emnist"], PARITY_CLIENTS)
-    sim, server = build(
-        "emnist", work, make_data(work), Cell(2, conv_implementation="auto")
-    )
+    sim, server = build("emnist", work, make_data(work), Cell(2))
     _, play = compiled_round(sim, server)
     for round in range(PARITY_ROUNDS):
         server, metrics = play(server, round)

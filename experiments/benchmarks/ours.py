@@ -10,6 +10,7 @@ import numpy as np
 import phases
 import workloads
 
+from fedfr_jax.convolutions import fast, use_forms
 from fedfr_jax.data.augment import horizontal_flip
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.distributed import use_every_core
@@ -38,9 +39,8 @@ def network(work, **settings):
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {"mlp": {}, "cnn": {"conv_implementation": "xla"}}
-    default = {"conv_implementation": "xla", "scan_blocks": False}
-    model = network(work, **settings.get(work.model, default))
+    settings = {} if work.model in ("mlp", "cnn") else {"scan_blocks": False}
+    model = network(work, **settings)
     return maker(work)(work, model)[0]
 
 
@@ -144,10 +144,11 @@ def main():
             jax.block_until_ready(server)
     plan, test, facts = outcome.schedule, None, {"loss": outcome.metrics["loss"].mean()}
     if logits:
-        apply = jax.jit(lambda v, x: logits(v, x, False)[0].argmax(1))
+        apply = jax.jit(fast(lambda v, x: logits(v, x, False)[0].argmax(1)))
         test = lambda: apply(server.variables, data.test_images)
         facts = {"accuracy": (np.asarray(test()) == data.test_labels).mean()}
-    rate = work.steps * phases.step_flops(sim, server, counted(work))
+    with use_forms("xla"):  # whose operations are those of the network
+        rate = work.steps * phases.step_flops(sim, server, counted(work))
     rate /= min(clock.wall[1:])
     facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
     facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps

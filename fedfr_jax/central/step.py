@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.central import sharding
 from fedfr_jax.central.batches import TO_SHARD
 from fedfr_jax.central.class_parallel import (
@@ -29,7 +30,7 @@ from fedfr_jax.central.class_parallel import (
     scatter_classes,
 )
 from fedfr_jax.central.sharding import LeafSharding, StepSharding, leaf_sharding
-from fedfr_jax.types import Batch, PyTree, as_aux_loss
+from fedfr_jax.types import Batch, PyTree
 
 
 def accumulate_gradients(

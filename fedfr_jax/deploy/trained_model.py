@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from fedfr_jax.data.preprocessing import (
 )
 from fedfr_jax.deploy.calibration import CURVE, parse_curve
 from fedfr_jax.evaluation.verification import Roc
-from fedfr_jax.models import MODELS, build_model
+from fedfr_jax.models import build_model
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import load_weights, named_arrays
 from fedfr_jax.models.weights import Weights
@@ -177,9 +176,5 @@ def compile_embedding(model: Model, is_of_features: bool) -> Callable:
 
 
 def deployment_config(model: Mapping) -> dict:
-    """A config's model for deployment: in float32 and with XLA's convolutions."""
-    factory = MODELS.get(model["name"], lambda: None)
-    model = {key: value for key, value in model.items() if key != "dtype"}
-    if "conv_implementation" in inspect.signature(factory).parameters:
-        model["conv_implementation"] = "xla"
-    return model
+    """A config's model for deployment: in float32."""
+    return {key: value for key, value in model.items() if key != "dtype"}

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.convolutions import fast
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.engine import compiler_options
@@ -36,7 +37,7 @@ def build_embed(embed: Callable, batching: Batching, mesh: Mesh) -> Callable:
       run(variables, table, rows [R] int32) -> [R', F, D] of F views, with R' >= R: the
       tail is padding that keeps blocks whole. `table` is a `Dataset` or a `Stream`.
     """
-    cut = P(meshes.CLIENTS)
+    cut, embed = P(meshes.CLIENTS), fast(embed)
 
     def embed_batch(variables, inputs):
         view = lambda i: model_inputs(batching.with_deterministic(i, inputs))
@@ -84,6 +85,7 @@ def build_sums(count_batch: Callable, batching: Batching, mesh: Mesh) -> Callabl
       runs the same compiled step. `table` is a `Dataset` or a `Stream`.
     """
     cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * batching.batch_size
+    count_batch = fast(count_batch)
 
     def device(variables, block, is_valid):
         inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))

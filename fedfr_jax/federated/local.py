@@ -23,12 +23,13 @@ import optax
 from jax.custom_batching import custom_vmap
 
 from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
+from fedfr_jax.types import Client, LocalTraining, PyTree
 
 NO_STEP = 2**32 - 1  # folded into a key where steps are, whose numbers are smaller
 

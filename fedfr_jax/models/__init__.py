@@ -11,8 +11,6 @@ Args:
   input_shape: (H, W, C).
   num_classes: M.
   embedding_dim: D.
-  conv_implementation: how convolutions are computed, see `conv.convolve` and
-    `conv.depthwise`.
   dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
     Normalization and linear layers compute in at least float32.
   scan_blocks: run stacks of equal blocks by a scan; False unrolls them.

@@ -30,8 +30,8 @@ from fedfr_jax.models.block_scan import (
     saved_names,
     with_remat,
 )
-from fedfr_jax.models.conv import ConvNorm, Implementation, LayerSettings, same_conv
 from fedfr_jax.models.heads import HEADS, check_head, embed
+from fedfr_jax.models.layers import ConvNorm, LayerSettings, same_conv
 from fedfr_jax.models.linen import (
     Network,
     block_names,
@@ -76,7 +76,6 @@ def iresnet(
     stride_on: Literal["first", "second"] = "second",
     shortcut: Literal["conv", "pool"] = "conv",
     head: Literal["E", "F", "GAP", "GDC", "moe"] = "E",
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: Remat = False,
@@ -107,10 +106,10 @@ def iresnet(
     check_remat(remat)
     counts = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
     strides = (2, 1) if stride_on == "first" else (1, 2)
-    is_pooled = shortcut == "pool"
+    settings, is_pooled = LayerSettings(dtype), shortcut == "pool"
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
-        settings, param_dtype = network.settings, x.dtype
+        param_dtype = x.dtype
         stem = ConvNorm(
             widths[0], settings, activation="prelu", kernel_init=INIT, name="stem"
         )
@@ -127,7 +126,7 @@ def iresnet(
 
     stages = {f"stage{i}": count for i, count in enumerate(counts, 1)}
     units = ["stem", *block_names(stages), *HEADS[head]]
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 

@@ -11,8 +11,8 @@ Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `res
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fedfr_jax.models.conv import Implementation, LayerSettings, Norm
 from fedfr_jax.models.heads import linear, mean_logits
+from fedfr_jax.models.layers import LayerSettings, Norm
 from fedfr_jax.models.linen import Network, from_linen
 from fedfr_jax.models.mobilenet import Block as SeparableBlock
 from fedfr_jax.models.resnet import Block as ResidualBlock
@@ -31,7 +31,6 @@ def linear_base(
     side: Width = 4,
     norm: Norm = "batch",
     norm_groups: Width = 32,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """Linear layer, one block that keeps its input's shape, and a classifier.
@@ -46,9 +45,10 @@ def linear_base(
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
     """
+    settings = LayerSettings(dtype, norm, norm_groups)
 
     def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
-        flat, settings = x.reshape(len(x), -1), network.settings
+        flat = x.reshape(len(x), -1)
         y = linear(side * side * width, flat.shape[1], "base", dtype)(flat)
         y = y.reshape(len(x), side, side, width)
         if block == "mobilenet":
@@ -57,6 +57,5 @@ def linear_base(
             y = ResidualBlock(width, settings, name="block1")(y, train)
         return mean_logits(network, y, num_classes, x.dtype)
 
-    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
-    network, names = Network(forward, settings), ["base", "block1", "fc"]
+    network, names = Network(forward), ["base", "block1", "fc"]
     return from_linen(network, input_shape, num_classes, blocks=names)

@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import chex
 import jax
@@ -76,7 +75,6 @@ class Network(nn.Module):
     """A network whose layers are those that a function calls."""
 
     forward: Callable  # (this module, x [B, ...], train) -> output [B, ...]
-    settings: Any = None  # `conv.LayerSettings`, where it has convolutions
 
     @nn.compact
     def __call__(self, x: PyTree, train: bool) -> jax.Array:
@@ -104,7 +102,6 @@ def from_linen(
     `scanned_blocks`; the statistics are returned in the same stacks.
 
     Args:
-      module: FLOPs of a `Network` are counted with convolutions by "xla".
       input_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
         {name: [B, ...]}.
       embedding_dim: D.
@@ -163,12 +160,8 @@ def from_linen(
 
     @functools.cache
     def count():
-        counted = module
-        if isinstance(module, Network) and module.settings is not None:
-            settings = module.settings._replace(conv_implementation="xla")
-            counted = module.clone(settings=settings)
         variables = jax.eval_shape(draw, jax.random.key(0))
-        forward = functools.partial(counted.apply, train=False)
+        forward = functools.partial(module.apply, train=False)
         return count_flops(forward, variables, inputs)
 
     return Model(

@@ -25,8 +25,8 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import Stage, with_remat
-from fedfr_jax.models.conv import ConvNorm, Depthwise, Implementation, LayerSettings
 from fedfr_jax.models.heads import Pixels
+from fedfr_jax.models.layers import ConvNorm, LayerSettings, depthwise
 from fedfr_jax.models.linen import Network, block_names, from_linen, normal
 from fedfr_jax.models.norm import BatchNorm, PReLU
 from fedfr_jax.ranges import BlockCount, Width
@@ -45,7 +45,6 @@ def mobilefacenet(
     blocks: tuple[BlockCount, BlockCount, BlockCount] = (4, 6, 2),
     scale: Width = 1,
     embedding_dim: Width = 128,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,
@@ -57,10 +56,13 @@ def mobilefacenet(
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
     """
-    unit = functools.partial(ConvNorm, activation="prelu")
+    unit, settings = (
+        functools.partial(ConvNorm, activation="prelu"),
+        LayerSettings(dtype),
+    )
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
-        param_dtype, settings = x.dtype, network.settings
+        param_dtype = x.dtype
         x = unit(STEM * scale, settings, stride=2, name="stem")(x, train)
         x = ByChannel(settings, name="stem2")(x, train)
         for i, (num, sizes) in enumerate(zip(blocks, STAGES, strict=True), 1):
@@ -79,7 +81,7 @@ def mobilefacenet(
     stages = {f"stage{i}": num + 1 for i, num in enumerate(blocks, 1)}
     top = ["top", "pixels", "bn", "fc", "bn_out"]
     units = ["stem", "stem2", *block_names(stages), *top]
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
@@ -110,5 +112,8 @@ class ByChannel(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H / stride, W / stride, C], rounded up."""
-        x = Depthwise(self.stride, self.settings, name="conv")(x)
+        by_channel = depthwise(
+            x.shape[-1], self.settings, stride=self.stride, name="conv"
+        )
+        x = by_channel(x)
         return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))

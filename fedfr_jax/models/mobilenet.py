@@ -23,16 +23,15 @@ from annotated_types import Interval
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import with_remat
-from fedfr_jax.models.conv import (
+from fedfr_jax.models.heads import mean_logits
+from fedfr_jax.models.layers import (
     ConvNorm,
-    Depthwise,
-    Implementation,
     LayerSettings,
     Norm,
     build_norm,
+    depthwise,
     same_conv,
 )
-from fedfr_jax.models.heads import mean_logits
 from fedfr_jax.models.linen import Network, from_linen
 from fedfr_jax.models.resnet import StemKind, Trunk
 from fedfr_jax.ranges import Count, Width
@@ -59,7 +58,6 @@ def mobilenet(
     stem: StemKind = "cifar",
     norm: Norm = "batch",
     norm_groups: Width = 32,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -76,13 +74,13 @@ def mobilenet(
       norm_groups: of group normalization.
     """
     trunk = mobilenet_trunk(num_blocks, width, stem, remat)
+    settings = LayerSettings(dtype, norm, norm_groups)
 
     def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
-        maps = trunk.maps(network.settings, x, train)
+        maps = trunk.maps(settings, x, train)
         return mean_logits(network, maps[-1], num_classes, x.dtype)
 
-    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
-    network, units = Network(forward, settings), [*trunk.names, "fc"]
+    network, units = Network(forward), [*trunk.names, "fc"]
     return from_linen(network, input_shape, num_classes, blocks=units)
 
 
@@ -128,7 +126,9 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
         settings = self.settings
-        by_channel = Depthwise(self.stride, settings, name="depthwise")
+        by_channel = depthwise(
+            x.shape[-1], settings, stride=self.stride, name="depthwise"
+        )
         x = nn.relu(build_norm(settings, 1)(by_channel(x), train))
         x = same_conv(self.channels, settings, size=1, name="pointwise")(x)
         return nn.relu(build_norm(settings, 2)(x, train))

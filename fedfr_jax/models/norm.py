@@ -25,6 +25,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedfr_jax.mesh import GPUS, platform
+from fedfr_jax.trees import sum_dtype
 from fedfr_jax.types import Model, PyTree
 
 MOMENTUM = 0.9  # of running statistics: the weight of the old ones, in [0, 1]
@@ -35,11 +36,6 @@ INVERSE = "inverse"  # collection of `inverses`
 def per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
     """Reshape a vector [C] so that it broadcasts against x [..., C]."""
     return value.reshape((1,) * (x.ndim - 1) + (-1,))
-
-
-def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
-    """Dtype for sums: float32, or float64 if `dtype` is float64."""
-    return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 class StatsGroup(NamedTuple):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Implementation, LayerSettings
+from fedfr_jax.models.layers import LayerSettings
 from fedfr_jax.models.linen import Network, from_linen, he_normal, normal, sow_features
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.models.resnet import StemKind, resnet_trunk
@@ -45,7 +45,6 @@ def reid(
     neck: Literal["linear", "bnneck"] = "linear",
     neck_dim: Width = 512,
     dropout: BelowOne = 0.5,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -57,7 +56,7 @@ def reid(
     Args:
       input_shape: (H, W, C), of people usually twice as high as wide.
       num_classes: M identities, of the client with the most.
-      depth, blocks, widths, stem, conv_implementation, dtype, remat: see `resnet`.
+      depth, blocks, widths, stem, dtype, remat: see `resnet`.
       last_stride: of the last stage, 2, or 1 for a map twice as large.
       neck: a name of NECKS.
       neck_dim: D of a linear neck.
@@ -68,7 +67,7 @@ def reid(
     has_bottleneck = neck == "linear"
 
     def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
-        last_map = trunk.maps(network.settings, x, train)[-1]
+        last_map = trunk.maps(LayerSettings(dtype), x, train)[-1]
         pooled = jnp.mean(last_map.astype(x.dtype), (1, 2))
         dim = neck_dim if has_bottleneck else 0
         feature = Neck(dim, dropout, name="neck")(pooled, train)
@@ -81,7 +80,7 @@ def reid(
         )
         return classifier(feature)
 
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     names = [*trunk.names, "neck", "classifier"]
     return from_linen(network, input_shape, num_classes, blocks=names)
 

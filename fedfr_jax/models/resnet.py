@@ -28,15 +28,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import with_remat
-from fedfr_jax.models.conv import (
+from fedfr_jax.models.heads import mean_logits
+from fedfr_jax.models.layers import (
     ConvNorm,
-    Implementation,
     LayerSettings,
     Norm,
     build_norm,
     same_conv,
 )
-from fedfr_jax.models.heads import mean_logits
 from fedfr_jax.models.linen import Network, block_names, from_linen, stage_blocks
 from fedfr_jax.ranges import Blocks, Count, Depth, Width, Widths
 from fedfr_jax.schema import checked
@@ -86,7 +85,10 @@ def resnet_trunk(
     def maps(settings, x, train):
         unit = functools.partial(ConvNorm, activation="relu", name="stem")
         if stem == "imagenet":
-            x = max_pool(unit(widths[0], settings, size=7, stride=2)(x, train))
+            x = unit(widths[0], settings, size=7, stride=2)(x, train)
+            # Zeros change no maximum, as x comes from a ReLU.
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            x = nn.max_pool(x, (3, 3), (2, 2))
         else:
             x = unit(widths[0], settings)(x, train)
         found = []
@@ -148,20 +150,6 @@ class Block(nn.Module):
         return nn.relu(x + y)
 
 
-def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 max pooling at stride 2, [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), C].
-
-    The largest of slices, rows first: the backward pass of reduce_window adds up in no
-    fixed order on a GPU. Zeros around x change nothing, as x comes from a ReLU.
-    """
-    height, width = x.shape[1:3]
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    rows = [x[:, i : i + height : 2] for i in range(3)]
-    x = functools.reduce(jnp.maximum, rows)
-    columns = [x[:, :, i : i + width : 2] for i in range(3)]
-    return functools.reduce(jnp.maximum, columns)
-
-
 @checked
 def resnet(
     input_shape: Sequence[int],
@@ -173,7 +161,6 @@ def resnet(
     stem: StemKind = "cifar",
     norm: Norm = "batch",
     norm_groups: Width = 32,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -189,11 +176,11 @@ def resnet(
       norm_groups: of group normalization.
     """
     trunk = resnet_trunk(depth, blocks, widths, stem, remat)
+    settings = LayerSettings(dtype, norm, norm_groups)
 
     def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
-        maps = trunk.maps(network.settings, x, train)
+        maps = trunk.maps(settings, x, train)
         return mean_logits(network, maps[-1], num_classes, x.dtype)
 
-    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
-    network, units = Network(forward, settings), [*trunk.names, "fc"]
+    network, units = Network(forward), [*trunk.names, "fc"]
     return from_linen(network, input_shape, num_classes, blocks=units)

@@ -18,15 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
-from fedfr_jax.models.conv import (
-    Conv,
+from fedfr_jax.models.layers import (
     ConvNorm,
-    Implementation,
     LayerSettings,
     Norm,
 )
-from fedfr_jax.models.linen import Network, from_linen, sow_features
+from fedfr_jax.models.linen import Network, from_linen, sow_features, xavier_uniform
 from fedfr_jax.models.mobilenet import Multiplier, NumBlocks, mobilenet_trunk
 from fedfr_jax.models.resnet import StemKind, Trunk, resnet_trunk
 from fedfr_jax.parts import choose
@@ -70,7 +69,6 @@ def segmenter(
     width: Width = 64,
     norm: Norm = "batch",
     norm_groups: Width = 32,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """U-Net with logits [B, H, W, M]; its features are the encoder's last map.
@@ -87,27 +85,23 @@ def segmenter(
     """
     trunk: Trunk = choose("config.model.encoder", ENCODERS, encoder)
     names = [f"up{i}" for i in range(1, trunk.num_maps)]  # to the size of the i-th map
+    settings = LayerSettings(dtype, norm, norm_groups)
 
     def forward(network, x, train):  # [B, H, W, C] -> logits [B, H, W, M]
-        settings, param_dtype = network.settings, x.dtype
+        param_dtype = x.dtype
         *skips, y = trunk.maps(settings, x, train)
         sow_features(network, y.astype(param_dtype))
         for name, skip in zip(names[::-1], skips[::-1], strict=True):
             y = upsample(y, skip.shape[1:3])
             y = jnp.concatenate([y.astype(skip.dtype), skip], axis=-1)
             y = ConvNorm(width, settings, activation="relu", name=name)(y, train)
-        last = Conv(
-            num_classes,
-            kernel_size=1,
-            use_bias=True,
-            settings=LayerSettings(settings.conv_implementation),
-            name="classifier",
+        last = nn.Conv(
+            num_classes, (1, 1), kernel_init=xavier_uniform(), name="classifier"
         )
         return upsample(last(y.astype(param_dtype)), x.shape[1:3])
 
-    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
     blocks = [*trunk.names, *names[::-1], "classifier"]
-    network = Network(forward, settings)
+    network = Network(forward)
     return from_linen(network, input_shape, num_classes, blocks=blocks)
 
 

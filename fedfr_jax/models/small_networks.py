@@ -29,11 +29,8 @@ Parameters: classifier/kernel [D, M], bias [M].
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
 from fedfr_jax.models.linen import (
     Network,
     from_linen,
@@ -53,7 +50,6 @@ def cnn(
     widths: Widths = (32, 64),
     embedding_dim: Width = 128,
     num_classes: Count | None = None,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """CNN: 3x3 convolutions without padding, 2x2 max pooling, a linear layer.
@@ -70,14 +66,11 @@ def cnn(
         del train
         param_dtype = x.dtype
         for i, width in enumerate(widths, 1):
-            conv = Conv(
-                width, use_bias=True, settings=network.settings, name=f"conv{i}"
-            )
-            x = nn.relu(conv(x))
-        x = max_pool(x).astype(param_dtype)
+            x = nn.relu(_conv(width, 3, "VALID", dtype, name=f"conv{i}")(x))
+        x = nn.max_pool(x, (2, 2), (2, 2)).astype(param_dtype)
         return _hidden(network, x, embedding_dim, num_classes)
 
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     convolutions = [f"conv{i}" for i in range(1, len(widths) + 1)]
     return _model(network, input_shape, convolutions, embedding_dim, num_classes)
 
@@ -127,16 +120,16 @@ def _model(network, input_shape, convolutions, hidden_dim, num_classes):
     return from_linen(network, input_shape, dim, blocks=blocks)
 
 
-def max_pool(x: jax.Array) -> jax.Array:
-    """2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
-
-    By pairs: reduce_window is slow in XLA:CPU's backward pass, and the derivative of a
-    maximum over an axis divides by the number of equals, which is 0 where the compiler
-    computes x twice and rounds otherwise.
-    """
-    height, width = (size // 2 * 2 for size in x.shape[1:3])
-    rows = jnp.maximum(x[:, 0:height:2], x[:, 1:height:2])
-    return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
+def _conv(width: int, size: int, padding: str, dtype: Any, *, name: str) -> nn.Conv:
+    """Convolution with Xavier's initialization."""
+    return nn.Conv(
+        width,
+        (size, size),
+        padding=padding,
+        dtype=dtype,
+        kernel_init=xavier_uniform(),
+        name=name,
+    )
 
 
 @checked
@@ -145,7 +138,6 @@ def leaf_celeba(
     *,
     num_classes: Count = 2,
     widths: Widths = (32, 32, 32, 32),
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """LEAF's network for CelebA (84 x 84 pixels); its features are the pooled maps.
@@ -156,8 +148,7 @@ def leaf_celeba(
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
     """
-    settings = LayerSettings(conv_implementation, dtype)
-    return _leaf(input_shape, num_classes, widths, settings, size=3)
+    return _leaf(input_shape, num_classes, widths, dtype, size=3)
 
 
 @checked
@@ -167,7 +158,6 @@ def leaf_femnist(
     num_classes: Count = 62,
     widths: Widths = (32, 64),
     hidden_dim: Width = 2048,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """LEAF's network for FEMNIST (28 x 28 pixels); its features are the hidden layer.
@@ -175,11 +165,10 @@ def leaf_femnist(
     Args:
       hidden_dim: its units; the others as for `leaf_celeba`.
     """
-    settings = LayerSettings(conv_implementation, dtype)
-    return _leaf(input_shape, num_classes, widths, settings, 5, hidden_dim)
+    return _leaf(input_shape, num_classes, widths, dtype, 5, hidden_dim)
 
 
-def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
+def _leaf(input_shape, num_classes, widths, dtype, size, hidden_dim=0):
     """Model of both LEAF networks: without a hidden layer, with normalizations."""
     check_pixels(input_shape, 2 ** len(widths), f"{len(widths)} poolings")
     has_norm = not hidden_dim
@@ -187,20 +176,13 @@ def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
     def forward(network, x, train):  # [B, H, W, C] -> [B, M]
         param_dtype = x.dtype
         for i, width in enumerate(widths, 1):
-            x = Conv(
-                width,
-                kernel_size=size,
-                padding=size // 2,
-                use_bias=True,
-                settings=network.settings,
-                name=f"conv{i}",
-            )(x)
+            x = _conv(width, size, "SAME", dtype, name=f"conv{i}")(x)
             if has_norm:
                 x = BatchNorm(name=f"bn{i}")(x, train)
-            x = nn.relu(max_pool(x))
+            x = nn.relu(nn.max_pool(x, (2, 2), (2, 2)))
         x = x.reshape(x.shape[0], -1)
         if hidden_dim:
-            x = nn.relu(_linear(hidden_dim, "fc", settings.dtype)(x))
+            x = nn.relu(_linear(hidden_dim, "fc", dtype)(x))
         x = sow_features(network, x.astype(param_dtype))
         return _linear(num_classes, "classifier")(x)
 
@@ -208,7 +190,7 @@ def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
     for i in range(1, len(widths) + 1):
         blocks += [f"conv{i}", f"bn{i}"] if has_norm else [f"conv{i}"]
     blocks += ["fc", "classifier"] if hidden_dim else ["classifier"]
-    network = Network(forward, settings)
+    network = Network(forward)
     return from_linen(network, input_shape, num_classes, blocks=blocks)
 
 

@@ -21,7 +21,7 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import Stage, with_remat
-from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
+from fedfr_jax.models.layers import LayerSettings, same_conv
 from fedfr_jax.models.linen import (
     Network,
     block_names,
@@ -46,7 +46,6 @@ def sphereface(
     blocks: Blocks | None = None,
     widths: Widths = (64, 128, 256, 512),
     embedding_dim: Width = 512,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,
@@ -60,9 +59,10 @@ def sphereface(
       widths: channels of every stage.
     """
     counts = stage_blocks(DEPTHS, depth, blocks, widths, minimum=0)
+    settings = LayerSettings(dtype)
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
-        settings, param_dtype = network.settings, x.dtype
+        param_dtype = x.dtype
         for i, (width, count) in enumerate(zip(widths, counts, strict=True), 1):
             first = functools.partial(with_remat(First, remat), width, settings)
             block = functools.partial(Block, width, settings)
@@ -73,7 +73,7 @@ def sphereface(
 
     stages = {f"stage{i}": 1 + count for i, count in enumerate(counts, 1)}
     units = [*block_names(stages), "fc"]
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
@@ -87,12 +87,12 @@ class First(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         del train
-        conv = Conv(
+        conv = same_conv(
             self.width,
+            self.settings,
             stride=2,
-            padding=1,
             use_bias=True,
-            settings=self.settings,
+            kernel_init=xavier_uniform(),
             name="conv",
         )
         return PReLU(name="prelu")(conv(x))
@@ -110,12 +110,9 @@ class Block(nn.Module):
         del train
         y = x
         for i in ("1", "2"):
-            conv = Conv(
-                self.width,
-                padding=1,
-                kernel_init=normal(0.01),
-                settings=self.settings,
-                name=f"conv{i}",
+            init = normal(0.01)
+            conv = same_conv(
+                self.width, self.settings, kernel_init=init, name=f"conv{i}"
             )
             y = PReLU(name=f"prelu{i}")(conv(y))
         return x + y

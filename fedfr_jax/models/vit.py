@@ -26,11 +26,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import Stage, with_remat
-from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
 from fedfr_jax.models.linen import Network, block_names, from_linen, normal, uniform
-from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
+from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel
 from fedfr_jax.ranges import BelowOne, Depth, Width
 from fedfr_jax.schema import checked
+from fedfr_jax.trees import sum_dtype
 from fedfr_jax.types import Model
 
 SIZES = {  # name: (width, blocks)
@@ -53,7 +53,6 @@ def vit(
     patch_size: Width = 9,
     mask_ratio: BelowOne = 0.0,
     embedding_dim: Width = 512,
-    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,
@@ -69,7 +68,6 @@ def vit(
       patch_size: pixels of a patch's side.
       mask_ratio: share of the patches that training masks, in [0, 1); above 0,
         training needs `apply`'s key.
-      conv_implementation: how patches are taken, see `conv.convolve`.
       dtype: of matrix products, such as "bfloat16"; None for that of the parameters.
         The softmax of attention, all norms and the head compute in at least float32.
     """
@@ -79,7 +77,7 @@ def vit(
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
         param_dtype, token, mask = x.dtype, None, None
-        x = tokens(x, width, patch_size, network.settings)
+        x = tokens(x, width, patch_size, dtype)
         if mask_ratio:
             token = Learned("vector", (width,), name="mask_token")(x.dtype)
             if train:
@@ -97,7 +95,7 @@ def vit(
     stages = {"encoder": depth}
     first = ["patches", "positions"] + (["mask_token"] if mask_ratio else [])
     units = [*first, *block_names(stages), "norm", "fc1", "bn1", "fc2", "bn2"]
-    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    network = Network(forward)
     return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
@@ -111,18 +109,16 @@ def _check(input_shape, width, heads, patch):
         )
 
 
-def tokens(
-    x: jax.Array, width: int, patch_size: int, settings: LayerSettings
-) -> jax.Array:
+def tokens(x: jax.Array, width: int, patch_size: int, dtype: Any) -> jax.Array:
     """Patch embeddings with positions, [B, H, W, C] -> [B, P, E]."""
     init = uniform(1 / math.sqrt(patch_size**2 * x.shape[-1]))  # as PyTorch's
-    conv = Conv(
+    conv = nn.Conv(
         width,
-        kernel_size=patch_size,
-        stride=patch_size,
-        use_bias=True,
+        (patch_size, patch_size),
+        patch_size,
+        padding="VALID",
+        dtype=dtype,
         kernel_init=init,
-        settings=settings,
         name="patches",
     )
     x = conv(x)

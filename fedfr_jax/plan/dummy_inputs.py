@@ -5,7 +5,6 @@ data in the known size of the set. Weights, also of teachers, and evaluation fil
 left out, since shapes do not depend on them.
 """
 
-import inspect
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +18,6 @@ from fedfr_jax.data.sources import open_source
 from fedfr_jax.data.sources.decoding import parse_size
 from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.federated.settings import AUTO
-from fedfr_jax.models import MODELS, conv
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces.distillation import DummyTeacher
@@ -124,7 +122,7 @@ def without_files(settings: Mapping) -> dict:
         **settings,
         "data": {"name": "source_object", "source": source},
         "partition": partition,
-        "model": plain(drop(settings["model"], WEIGHTS)),
+        "model": drop(settings["model"], WEIGHTS),
         "pretrain": without_weights(settings["pretrain"]),
         "evaluation": drop(settings["evaluation"], FILES),
         "methods": {k: without_weights(x) for k, x in settings["methods"].items()},
@@ -150,18 +148,9 @@ def with_dummy_teachers(section: Mapping, student: Mapping) -> Mapping:
     if distill.get("cache") is not None:
         distill = {**distill, "cache": DummyTeacher(), "teacher": None}
     elif isinstance(teacher := distill.get("teacher"), Mapping):
-        network = plain(teacher.get("model") or drop(student, WEIGHTS))
+        network = teacher.get("model") or drop(student, WEIGHTS)
         distill["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
     return {**section, "distill": distill}
-
-
-def plain(model: Mapping) -> dict:
-    """Model section with XLA's convolutions, as on any device but a CPU."""
-    keys = inspect.signature(MODELS.get(model.get("name", ""), lambda: None)).parameters
-    is_auto = model.get("conv_implementation", conv.AUTO) == conv.AUTO
-    if "conv_implementation" in keys and is_auto:
-        return {**model, "conv_implementation": "xla"}
-    return dict(model)
 
 
 def dummy_images(data: Mapping, partition: Mapping) -> Source:

@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy import optimize
 
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
 from fedfr_jax.plan.needs import Requirements, needs_function
 from fedfr_jax.runs.shapes import example_shapes
@@ -60,6 +61,7 @@ MIN_IMAGES = 2  # of a batch, for its statistics
 NUM_COPIES = 3  # of a resident data set: it is copied, and as much must stay free
 
 
+@use_forms("xla")
 def plan_stage(
     experiment: Experiment,
     name: str,

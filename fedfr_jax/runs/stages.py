@@ -421,8 +421,6 @@ def _write_model(
     if not meshes.is_first_process() or (folder / RECORD).exists():
         return
     model, preprocessing = trainer.model_config, task.preprocessing
-    if model is not None:
-        model = {k: v for k, v in model.items() if k != "conv_implementation"}
     record = {
         "task": task.name,
         "method": folder.name,

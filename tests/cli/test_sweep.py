@@ -254,16 +254,11 @@ def face_config(folder):
     }
 
 
-@pytest.mark.parametrize("conv_implementation", ["auto", "winograd", "im2col"])
-def test_operations_are_those_of_the_network_however_it_is_computed(
-    conv_implementation, tmp_path
-):
+def test_operations_are_those_of_the_network_however_it_is_computed(tmp_path):
     """Winograd's products are fewer, and of a small image more, with its padding."""
     config = face_config(tmp_path)
     model = {**config["model"], "widths": (8, 16), "blocks": (1, 0)}
-    experiment = build(
-        config | {"model": {**model, "conv_implementation": conv_implementation}}
-    )
+    experiment = build(config | {"model": model})
     network = 2 * (16 * 9 * 8 * (1 + 2 * 8) + 4 * 9 * 16 * 8 + 4 * 16 * 8)
     assert count_sizes(experiment).flops == 3 * (network + 2 * 8 * (4 + 3))
     with jax.numpy_dtype_promotion("standard"):

@@ -41,7 +41,7 @@ ONE = {"blocks": (1,), "widths": (4,)}  # block
 def network(name, **more):
     """A small network, with statistics that are no start."""
     settings = {**NETWORKS[name], **more}
-    model = MODELS[name](SHAPE, conv_implementation="xla", **settings)
+    model = MODELS[name](SHAPE, **settings)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     rng = np.random.default_rng(0)
     normal = lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32)

@@ -49,7 +49,6 @@ def test_an_opened_network_is_the_one_that_is_judged(run, experiment, stage, req
 def test_a_loaded_model_is_the_runs_own_to_the_bit(run, server):
     """Weights, and embeddings where convolutions are computed alike."""
     config = with_tuples(stored_config(run))
-    config["model"] = {**config["model"], "conv_implementation": "xla"}
     found = load_models(build(config), "fedfr", run)
     variables = jax.device_get(unpack(found.variables))
     wanted = named_arrays(variables)

@@ -29,10 +29,10 @@ def test_a_stack_of_blocks_by_hand():
 @pytest.mark.parametrize("name", ["sphereface", "iresnet"])
 def test_the_count_is_that_of_the_network_however_it_is_computed(name):
     count = lambda **settings: MODELS[name]((16, 16, 3), **TINY, **settings).flops
-    want = count(conv_implementation="xla")
+    want = count()
     for settings in (
-        {"scan_blocks": False, "conv_implementation": "winograd"},
-        {"remat": True, "conv_implementation": "im2col", "dtype": "bfloat16"},
+        {"scan_blocks": False},
+        {"remat": True, "dtype": "bfloat16"},
     ):
         assert count(**settings) == want > 0, settings
 

@@ -91,8 +91,7 @@ def test_dropout_follows_the_key_in_training_alone():
 @functools.cache
 def _training(name, remat, depth):
     """First variables, (output, gradients, statistics), bytes kept for gradients."""
-    settings = {"blocks": (depth,), "remat": remat, "conv_implementation": "xla"}
-    model = _model(name, **settings)
+    model = _model(name, blocks=(depth,), remat=remat)
     variables = model.init(jax.random.key(0))
 
     def forward(params):
@@ -130,7 +129,7 @@ def test_convolutions_are_kept_on_the_device_or_on_the_host():
         of_convolutions.append(less)
     _, _, least = _training("iresnet", True, 6)
     assert least < of_convolutions[0] == of_convolutions[1] < kept
-    model = _model("iresnet", blocks=(6,), remat="offload", conv_implementation="xla")
+    model = _model("iresnet", blocks=(6,), remat="offload")
     loss = lambda params: model.apply({**start, "params": params}, X, True)[0].sum()
     # In the program as it is traced: XLA:CPU has no other memory to put them into.
     assert "<host>" in str(jax.make_jaxpr(jax.grad(loss))(start["params"]))
@@ -142,7 +141,7 @@ def test_convolutions_are_kept_on_the_device_or_on_the_host():
     ("name", "blocks", "scan"), [("iresnet", 5, True), ("sphereface", 4, False)]
 )
 def test_a_network_runs_the_same_however_its_blocks_are_stacked(name, blocks, scan):
-    model = _model(name, blocks=(blocks,), scan_blocks=scan, conv_implementation="xla")
+    model = _model(name, blocks=(blocks,), scan_blocks=scan)
     variables = jax.jit(model.init)(jax.random.key(0))
     cut, _ = split_stacks(variables, matching("stage1/block(1|3)/"))
     assert {"block2", "block3", "block[4:6]"} <= cut["params"]["stage1"].keys()

@@ -16,9 +16,9 @@ from flax import linen as nn
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.block_scan import Stage
-from fedfr_jax.models.conv import LayerSettings
 from fedfr_jax.models.external_checkpoints import from_torch, to_torch
 from fedfr_jax.models.iresnet import Block
+from fedfr_jax.models.layers import LayerSettings
 from fedfr_jax.models.norm import moved
 
 SHAPE = (112, 112, 3)
@@ -249,7 +249,7 @@ def test_the_tiny_iresnet_trains_with_the_official_gradients(golden):
     with jax.enable_x64(True):
         variables = jax.tree.map(lambda x: x.astype(np.float64), variables)
         x = x.astype(np.float64)
-        model = MODELS["iresnet"](SHAPE, conv_implementation="xla", **TINY)
+        model = MODELS["iresnet"](SHAPE, **TINY)
         cotangent = jnp.asarray(arrays["train_cotangent"].astype(np.float64))
 
         @jax.jit

@@ -155,9 +155,7 @@ HALVED = ("sphereface", "iresnet", "vit", *sorted(SMALL))
 
 @pytest.mark.parametrize("name", HALVED)
 def test_half_precision_is_close_and_returns_float32(name):
-    known = inspect.signature(MODELS[name]).parameters
-    plain = {"conv_implementation": "xla"} if "conv_implementation" in known else {}
-    half = model_of(name, dtype="bfloat16", **plain)
+    half = model_of(name, dtype="bfloat16")
     want, _ = outputs_of(model_of(name), variables_of(name), images_of(8), True)
     got, _ = outputs_of(half, variables_of(name), images_of(8), True)
     assert got.dtype == jnp.float32

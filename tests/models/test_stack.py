@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import LayerSettings
 from fedfr_jax.models.iresnet import Block
+from fedfr_jax.models.layers import LayerSettings
 from fedfr_jax.models.norm import inverses
 
 WIDTH = 8

@@ -8,16 +8,17 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
+from fedfr_jax.convolutions import fast
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.rounds import advance
 from fedfr_jax.federated.simulation import open_store, start_simulation
 from fedfr_jax.mesh import platform, use_described
 from fedfr_jax.models import iresnet
-from fedfr_jax.models.conv import convolve
 from fedfr_jax.plan import hlo
 from fedfr_jax.plan.aot import compile_stages, stage_programs
 from fedfr_jax.plan.stages import format_programs
@@ -134,8 +135,9 @@ def test_a_device_too_small_is_said_to_be():
 
 def test_what_is_chosen_by_the_kind_of_device_is_chosen_for_the_described_ones():
     def has_direct_convolution(batch):  # one each, or a trace would be known
-        shapes = jnp.zeros((batch, 8, 8, 8)), jnp.zeros((3, 3, 8, 8))
-        return "conv_general_dilated" in str(jax.make_jaxpr(convolve)(*shapes))
+        shapes = jnp.zeros((batch, 8, 8, 8)), jnp.zeros((8, 8, 3, 3))
+        conv = fast(lambda x, kernel: lax.conv(x, kernel, (1, 1), "SAME"))
+        return "conv_general_dilated" in str(jax.make_jaxpr(conv)(*shapes))
 
     assert not has_direct_convolution(4)
     tpu = types.SimpleNamespace(platform="tpu")

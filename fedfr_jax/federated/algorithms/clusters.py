@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import (
     Weighting,
@@ -32,14 +33,7 @@ from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import (
-    Algorithm,
-    ClientOutput,
-    LocalTraining,
-    Model,
-    PyTree,
-    as_aux_loss,
-)
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTree
 
 
 def count_clusters(models: PyTree) -> int:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, uniform, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
@@ -25,7 +26,7 @@ from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Count, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, LocalTraining, PyTree, as_aux_loss
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 def shared_gradient(local: LocalTraining) -> Callable:

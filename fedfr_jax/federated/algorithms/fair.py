@@ -8,19 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.aux_loss import as_aux_loss, example_losses
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
 from fedfr_jax.federated.variable_split import client_output, whole_variables
 from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked, is_traced
-from fedfr_jax.types import (
-    Algorithm,
-    LocalTraining,
-    PyTree,
-    as_aux_loss,
-    example_losses,
-)
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 TINY = 1e-10
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedfr_jax.convolutions import fast
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.permutation import permute
 from fedfr_jax.federated import variable_split
@@ -60,7 +61,7 @@ def training_weight(weighting: DistanceWeighting, model: Model) -> Callable:
 
         def logits(variables):
             network = variable_split.whole_variables(variables)
-            outputs, _ = model.apply(network, batch.model_inputs, False)
+            outputs, _ = fast(model.apply)(network, batch.model_inputs, False)
             number = jnp.arange(outputs.shape[1], dtype=jnp.int32)
             return jnp.where((number < client.num_classes)[None], outputs, 0)
 
@@ -145,7 +146,7 @@ def features_of_images(
     Args:
       normalize: features at unit length.
     """
-    look = model.features
+    look = fast(model.features)
 
     def features(variables: PyTree, images, round, step):
         x, _ = shared.batch(images, round, step)
@@ -184,7 +185,8 @@ def build_distillation(
         key = jax.random.fold_in(jax.random.key(shared.seed + 1), round)
         network = fill({"params": params, "batch_stats": stats})
         step_key = jax.random.fold_in(key, step)
-        _, features, moved = model.features(network, x, True, key=step_key)
+        run = fast(model.features)
+        _, features, moved = run(network, x, True, key=step_key)
         value = feature_distance(features, target, is_valid)
         return value, variable_split.select_like(stats, moved)
 

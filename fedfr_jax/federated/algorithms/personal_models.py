@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import ServerOptimizer, fedavg
@@ -22,7 +23,7 @@ from fedfr_jax.federated.local import (
 )
 from fedfr_jax.ranges import Count, NonNegative, Positive, Share
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, Client, LocalTraining, PyTree, as_aux_loss
+from fedfr_jax.types import Algorithm, Client, LocalTraining, PyTree
 
 
 @checked

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.convolutions import fast
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import to_float32
 from fedfr_jax.federated.dataset_means import over_examples
@@ -109,7 +110,7 @@ def class_values(model: Model, normalize: bool) -> Callable:
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.whole_variables(variables)
-        rows = to_float32(model.features(network, batch.model_inputs, False)[1])
+        rows = to_float32(fast(model.features)(network, batch.model_inputs, False)[1])
         if normalize:
             length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
             rows = rows / jnp.maximum(length, TINY)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.federated.aggregation.mean import Weighting, uniform, weight_of
 from fedfr_jax.federated.algorithms.fedavg import ServerOptimizer, fedavg
 from fedfr_jax.federated.local import build_local_training, check_rate, learning_rate_at
@@ -23,7 +24,7 @@ from fedfr_jax.federated.variable_split import (
 )
 from fedfr_jax.ranges import BelowOne, Count, NonNegative, Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, LocalTraining, PyTree, as_aux_loss
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 def proximal(local: LocalTraining, strength: float) -> LocalTraining:

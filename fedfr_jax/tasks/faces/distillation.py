@@ -28,6 +28,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, stream
@@ -46,7 +47,7 @@ from fedfr_jax.tasks.data import build_data_augment
 from fedfr_jax.tasks.faces.data import FaceData, build_inputs
 from fedfr_jax.tasks.model import NetworkReader
 from fedfr_jax.trees import by_name
-from fedfr_jax.types import Batch, Model, PyTree, Source, as_aux_loss
+from fedfr_jax.types import Batch, Model, PyTree, Source
 
 KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.convolutions import fast
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms.fedfr import build_adaptation
 from fedfr_jax.federated.algorithms.spreadout import fedface
@@ -495,4 +496,4 @@ def backbone_features(model: Model) -> Callable:
 
     Traced once for each shape, mesh and setting of JAX, wherever it is called.
     """
-    return jax.jit(model.output, inline=True)
+    return jax.jit(fast(model.output), inline=True)

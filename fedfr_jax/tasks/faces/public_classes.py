@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.central.class_parallel import (
     CLASS_TABLE,
     ClassSoftmax,
@@ -59,7 +60,7 @@ from fedfr_jax.tasks.faces.loss import (
     with_numbers,
     with_start,
 )
-from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses, as_aux_loss
+from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses
 
 GATE = "gate"  # among the blocks of a network whose features are a gate's logits
 LABEL = "masked"  # key of the targets that `face_mask` leaves

@@ -34,7 +34,7 @@ def lowered(dtype, **pretrain):
     partition = partition_of(labels, is_test, [[0], [1]], **who)
     settings = {"pretrain": {"batch_size": BATCH, **pretrain}, "methods": {}}
     sizes = {"blocks": (1,), "widths": (4,), "embedding_dim": DIM, "dtype": dtype}
-    network = iresnet((8, 8, 3), **sizes, conv_implementation="xla")
+    network = iresnet((8, 8, 3), **sizes)
     given = network, source_of(images, labels), partition
     experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need

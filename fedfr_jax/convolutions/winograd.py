@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedfr_jax.models.norm import sum_dtype
+from fedfr_jax.trees import sum_dtype
 
 
 def _transforms(m, points):

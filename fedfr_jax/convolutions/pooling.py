@@ -1,0 +1,110 @@
+"""Pooling as operations on slices: windows of any size, stride, padding and dilation.
+
+In a loop XLA:CPU computes reduce_window, and above all its derivative, ten times slower
+than operations on slices; on a GPU the derivative of a maximum over overlapping windows
+adds up in no fixed order.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def _larger(a, b):
+    """The larger one, the first of equals, NaN of NaN; all derivatives are 0 or 1.
+
+    That of jnp.maximum gives half to each of equals.
+    """
+    return jnp.where((a >= b) | (a != a), a, b)
+
+
+def _smaller(a, b):
+    return jnp.where((a <= b) | (a != a), a, b)
+
+
+def _lowest(dtype):
+    """The least number of a dtype."""
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype):
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+
+
+def _pool(
+    x: jax.Array,
+    combine: Callable,
+    start: float,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    base_dilation: Sequence[int] = (),
+    window_dilation: Sequence[int] = (),
+) -> jax.Array:
+    """Combine the windows of x, as `lax.reduce_window` with its arguments.
+
+    The last axis comes first, so that of equals the first in the order of memory is
+    taken, as XLA's derivative does.
+
+    Args:
+      start: what `combine` does not change a number by.
+    """
+    inner = [d - 1 for d in base_dilation or (1,) * x.ndim]
+    pads = [(*pair, between) for pair, between in zip(padding, inner, strict=True)]
+    if any(map(any, pads)):
+        x = lax.pad(x, jnp.asarray(start, x.dtype), pads)
+    spread = window_dilation or (1,) * x.ndim
+    for axis in reversed(range(x.ndim)):
+        size, step, dilation = (
+            window_dimensions[axis],
+            window_strides[axis],
+            spread[axis],
+        )
+        if size > 1 or step > 1:
+            x = functools.reduce(combine, windows_of(x, axis, size, step, dilation))
+    return x
+
+
+def windows_of(
+    x: jax.Array, axis: int, size: int, step: int, dilation: int = 1
+) -> list[jax.Array]:
+    """The i-th elements of all windows along an axis, for every i of `size`."""
+    count = (x.shape[axis] - (size - 1) * dilation - 1) // step + 1
+    last = (count - 1) * step + 1
+    starts = range(0, size * dilation, dilation)
+    return [lax.slice_in_dim(x, i, i + last, step, axis) for i in starts]
+
+
+def max_pooling(x: jax.Array, **window) -> jax.Array:
+    """`lax.reduce_window_max` with its parameters."""
+    return _pool(x, _larger, _lowest(x.dtype), **window)
+
+
+def min_pooling(x: jax.Array, **window) -> jax.Array:
+    """`lax.reduce_window_min` with its parameters."""
+    return _pool(x, _smaller, _highest(x.dtype), **window)
+
+
+def sum_pooling(x: jax.Array, **window) -> jax.Array:
+    """`lax.reduce_window_sum` with its parameters."""
+    return _pool(x, jnp.add, 0, **window)
+
+
+def _chosen(select):
+    """Pooling of the comparison `ge` or `le` of a derivative."""
+    return max_pooling if select.name == "ge" else min_pooling
+
+
+def pooling_transposed(dy: jax.Array, x: jax.Array, *, select_prim, **window):
+    """Derivative of pooling: dy at the elements that windows of x have chosen."""
+    _, pull = jax.vjp(lambda x: _chosen(select_prim)(x, **window), x)
+    return pull(dy)[0]
+
+
+def pooling_tangent(dx: jax.Array, x: jax.Array, *, select_prim, **window):
+    """Tangent of pooling: dx of the elements that windows of x have chosen."""
+    pool = lambda x: _chosen(select_prim)(x, **window)
+    return jax.jvp(pool, (x,), (dx,))[1]
