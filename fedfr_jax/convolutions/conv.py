@@ -107,6 +107,7 @@ def by_patches(
     return _patches(x, kernel, (stride, stride), (1, 1), 1)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 # Without the checkpoint the patches, kh * kw times the activations, would be stored
 # for the backward pass; recomputing them costs no measurable time.
 @functools.partial(jax.checkpoint, static_argnums=(2, 3, 4), prevent_cse=False)
@@ -131,6 +132,7 @@ def _patches(x, kernel, strides, dilation, groups):
     return y.reshape(*space, out_features)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _shifted(x, kernel, strides, dilation):
     """Sums of shifted x [B, *space, C], each times its entry of [*window, 1, m C]."""
     *window, _, out_features = kernel.shape

@@ -1,0 +1,64 @@
+"""What computes convolutions and pooling, on which platform."""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+
+from jax.extend.core import primitives
+
+from fedfr_jax import mesh
+from fedfr_jax.convolutions import pooling
+from fedfr_jax.convolutions.conv import convolution
+from fedfr_jax.convolutions.rewriting import Rules, rewritten
+from fedfr_jax.schema import check_choice
+
+_BY_SLICES: Rules = {
+    primitives.reduce_window_max_p: pooling.max_pooling,
+    primitives.reduce_window_min_p: pooling.min_pooling,
+    primitives.select_and_scatter_add_p: pooling.pooling_transposed,
+    primitives.select_and_gather_add_p: pooling.pooling_tangent,
+}
+# Platform -> operation -> (*inputs, **its parameters) -> its output, or None where
+# XLA's own is as fast.
+FORMS: dict[str, Rules] = {
+    "cpu": {
+        primitives.conv_general_dilated_p: convolution,
+        primitives.reduce_window_sum_p: pooling.sum_pooling,
+        **_BY_SLICES,
+    },
+    "gpu": _BY_SLICES,
+    "tpu": {},
+    "xla": {},  # as on a platform that is not here
+}
+_FORMS: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "forms that are taken whatever the devices are", default=None
+)
+
+
+def fast(function: Callable) -> Callable:
+    """Function whose convolutions and pooling are those of `FORMS`.
+
+    It is traced each time that it is called: call it within `jax.jit`.
+    """
+    return rewritten(function, _forms)
+
+
+@contextlib.contextmanager
+def use_forms(name: str) -> Iterator[None]:
+    """Trace functions with the forms of one platform, whatever the devices are.
+
+    Args:
+      name: a key of FORMS; "xla" leaves all operations to XLA.
+    """
+    check_choice("name", name, FORMS)
+    token = _FORMS.set(name)
+    try:
+        yield
+    finally:
+        _FORMS.reset(token)
+
+
+def _forms() -> Rules:
+    platform = mesh.platform()
+    platform = "gpu" if platform in mesh.GPUS else platform
+    return FORMS.get(_FORMS.get() or platform, {})
