@@ -19,7 +19,8 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.max_pool(nn.relu(nn.Conv(4, (3, 3))(x)), (2, 2), (2, 2))
-        return nn.Dense(1)(nn.avg_pool(x, (2, 2)).reshape(len(x), -1))
+        x = nn.pooling.pool(x, 0.0, jax.lax.add, (2, 2), (1, 1), "VALID")
+        return nn.Dense(1)(x.reshape(len(x), -1))
 
 
 class Batch(NamedTuple):

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedfr_jax.convolutions.pooling import windows_of
+from fedfr_jax.convolutions.pooling import MAX_WINDOW, windows_of
 from fedfr_jax.convolutions.winograd import convolve_3x3, sliding_windows, tiling
 
 
@@ -39,10 +39,16 @@ def convolution(
     preferred_element_type: jax.typing.DTypeLike | None,
     **_,
 ) -> jax.Array | None:
-    """`lax.conv_general_dilated` with its parameters; None for integers."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return None
+    """`lax.conv_general_dilated` with its parameters.
+
+    None, which leaves it to XLA, for integers and windows that are too long to compile,
+    or have no axis.
+    """
     numbers, groups = dimension_numbers, feature_group_count
+    window = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]]
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    if not (is_float and window and max(window) <= MAX_WINDOW):
+        return None
     x = x.transpose(_channels_last(numbers.lhs_spec))  # [B, *space, C]
     kernel = kernel.transpose(*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1])
     if preferred_element_type is not None:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+
+MAX_WINDOW = 64  # elements along an axis, each a slice to compile
 
 
 def _larger(a, b):
@@ -37,14 +40,16 @@ def _highest(dtype):
 def _pool(
     x: jax.Array,
     combine: Callable,
-    start: float,
+    start: float | int,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
     base_dilation: Sequence[int] = (),
     window_dilation: Sequence[int] = (),
-) -> jax.Array:
+) -> jax.Array | None:
     """Combine the windows of x, as `lax.reduce_window` with its arguments.
+
+    None, which leaves it to XLA, for windows that are too long to compile.
 
     The last axis comes first, so that of equals the first in the order of memory is
     taken, as XLA's derivative does.
@@ -52,17 +57,15 @@ def _pool(
     Args:
       start: what `combine` does not change a number by.
     """
+    if max(window_dimensions) > MAX_WINDOW:
+        return None
     inner = [d - 1 for d in base_dilation or (1,) * x.ndim]
     pads = [(*pair, between) for pair, between in zip(padding, inner, strict=True)]
     if any(map(any, pads)):
         x = lax.pad(x, jnp.asarray(start, x.dtype), pads)
     spread = window_dilation or (1,) * x.ndim
-    for axis in reversed(range(x.ndim)):
-        size, step, dilation = (
-            window_dimensions[axis],
-            window_strides[axis],
-            spread[axis],
-        )
+    axes = enumerate(zip(window_dimensions, window_strides, spread, strict=True))
+    for axis, (size, step, dilation) in reversed([*axes]):
         if size > 1 or step > 1:
             x = functools.reduce(combine, windows_of(x, axis, size, step, dilation))
     return x
@@ -78,19 +81,23 @@ def windows_of(
     return [lax.slice_in_dim(x, i, i + last, step, axis) for i in starts]
 
 
-def max_pooling(x: jax.Array, **window) -> jax.Array:
+def max_pooling(x: jax.Array, **window) -> jax.Array | None:
     """`lax.reduce_window_max` with its parameters."""
     return _pool(x, _larger, _lowest(x.dtype), **window)
 
 
-def min_pooling(x: jax.Array, **window) -> jax.Array:
+def min_pooling(x: jax.Array, **window) -> jax.Array | None:
     """`lax.reduce_window_min` with its parameters."""
     return _pool(x, _smaller, _highest(x.dtype), **window)
 
 
-def sum_pooling(x: jax.Array, **window) -> jax.Array:
+def sum_pooling(x: jax.Array, **window) -> jax.Array | None:
     """`lax.reduce_window_sum` with its parameters."""
     return _pool(x, jnp.add, 0, **window)
+
+
+def _is_long(window):
+    return max(window["window_dimensions"]) > MAX_WINDOW
 
 
 def _chosen(select):
@@ -98,13 +105,17 @@ def _chosen(select):
     return max_pooling if select.name == "ge" else min_pooling
 
 
-def pooling_transposed(dy: jax.Array, x: jax.Array, *, select_prim, **window):
+def pooling_transposed(
+    dy: jax.Array, x: jax.Array, *, select_prim: Primitive, **window
+) -> jax.Array | None:
     """Derivative of pooling: dy at the elements that windows of x have chosen."""
-    _, pull = jax.vjp(lambda x: _chosen(select_prim)(x, **window), x)
-    return pull(dy)[0]
+    pool = lambda x: _chosen(select_prim)(x, **window)
+    return None if _is_long(window) else jax.vjp(pool, x)[1](dy)[0]
 
 
-def pooling_tangent(dx: jax.Array, x: jax.Array, *, select_prim, **window):
+def pooling_tangent(
+    dx: jax.Array, x: jax.Array, *, select_prim: Primitive, **window
+) -> jax.Array | None:
     """Tangent of pooling: dx of the elements that windows of x have chosen."""
     pool = lambda x: _chosen(select_prim)(x, **window)
-    return jax.jvp(pool, (x,), (dx,))[1]
+    return None if _is_long(window) else jax.jvp(pool, (x,), (dx,))[1]

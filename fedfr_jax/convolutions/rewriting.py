@@ -76,21 +76,13 @@ def _has_rule(rules: Rules, equation: JaxprEqn) -> bool:
 
 def _keep(jaxpr: Jaxpr, equations: list[JaxprEqn], values: dict) -> None:
     """Add the outputs of equations of `jaxpr`, computed as they are, to `values`."""
-    inputs = {x for equation in equations for x in equation.invars if _is_in(x, values)}
-    outputs = [
-        x
-        for equation in equations
-        for x in equation.outvars
-        if not isinstance(x, DropVar)
-    ]
-    found = _function(jaxpr, equations, [*inputs], outputs)(
-        *(values[x] for x in inputs)
-    )
-    values |= zip(outputs, found, strict=True)
-
-
-def _is_in(x, values):
-    return not isinstance(x, Literal) and x in values
+    read = [x for equation in equations for x in equation.invars]
+    made = [x for equation in equations for x in equation.outvars]
+    read = [x for x in read if not isinstance(x, Literal) and x in values]
+    inputs = {x: values[x] for x in read}
+    outputs = [x for x in made if not isinstance(x, DropVar)]
+    run = _function(jaxpr, equations, [*inputs], outputs)
+    values |= zip(outputs, run(*inputs.values()), strict=True)
 
 
 def _function(jaxpr, equations, inputs, outputs):
@@ -157,19 +149,17 @@ def _shard_map(rules, jaxpr, equation, inputs):
 
 
 def _custom_jvp(rules, jaxpr, equation, inputs):
-    """A function whose derivative, too, is rewritten."""
+    """A function whose tangents stay as they are: a rule's may have no transpose."""
     as_it_is, program = _alone(jaxpr, equation), equation.params["call_jaxpr"]
-
-    def tangents(primals, tangents):
-        return jax.jvp(as_it_is, primals, tangents)
-
     function = jax.custom_jvp(_within(rules, program.jaxpr, program.consts))
-    function.defjvp(rewritten(tangents, lambda: rules))
+    function.defjvp(functools.partial(jax.jvp, as_it_is))
     return function(*inputs)
 
 
 def _custom_vjp(rules, jaxpr, equation, inputs):
-    """As `_custom_jvp`; constants are closed over, as they have no derivative."""
+    """A function whose derivative is rewritten too; constants, which have none, are
+    closed over.
+    """
     as_it_is, program = _alone(jaxpr, equation), equation.params["call_jaxpr"]
     num_consts = equation.params["num_consts"]
     consts, inputs = inputs[:num_consts], inputs[num_consts:]

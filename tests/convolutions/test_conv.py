@@ -195,6 +195,19 @@ def test_any_convolution_is_xlas_with_its_gradients(case):
     assert_close(jax.jit(fast(own))(x, kernel), want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_window_as_long_as_a_signal_is_left_to_xla():
+    signal = jnp.float32(np.random.default_rng(0).normal(size=(2, 300)))
+    smooth = lambda x, kernel: jnp.convolve(x, kernel)
+    program = str(jax.make_jaxpr(fast(smooth))(*signal))
+    assert "conv_general_dilated" in program and program.count("slice") < 10
+    pool = lambda x: lax.reduce_window(x, 0.0, lax.add, (200,), (1,), "VALID")
+    assert "reduce_window" in str(jax.make_jaxpr(fast(pool))(signal[0]))
+    top = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (200,), (1,), "VALID")
+    assert "select_and_scatter" in str(
+        jax.make_jaxpr(fast(jax.grad(lambda x: top(x).sum())))(signal[0])
+    )
+
+
 def test_negative_padding_cuts_the_image():  # XLA:CPU reads beyond it
     x, kernel, _ = arrays_of((3, 1, 0, 9, 8))
     conv = lambda x, kernel: lax.conv_general_dilated(
@@ -218,5 +231,8 @@ def test_half_precision_with_float32_sums_and_integers_keep_their_dtypes():
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert fast(conv)(*half).dtype == jnp.bfloat16
+    no_axes = lambda x, kernel: lax.conv_general_dilated(x, kernel, (), [])
+    pair = jnp.ones((2, 3)), jnp.ones((4, 3))
+    np.testing.assert_array_equal(fast(no_axes)(*pair), no_axes(*pair))
     whole = jnp.int32(10 * x), jnp.int32(10 * kernel)
     np.testing.assert_array_equal(fast(conv)(*whole), conv(*whole))
