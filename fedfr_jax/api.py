@@ -370,8 +370,8 @@ def run_rounds(
 
     Raises:
       ValueError: as `run_round`, and if rounds need the host: for an algorithm with
-        `prepare`, streamed examples, clients that take time or are sampled by loss, and
-        several processes.
+        `prepare`, and clients that take time or are sampled by loss; or if the streamed
+        examples of all rounds do not fit.
       FloatingPointError: as `run_round`; the run stays as it was before the call.
     """
     _check_newest(run)

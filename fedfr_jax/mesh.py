@@ -30,6 +30,7 @@ from fedfr_jax.schema import is_traced
 from fedfr_jax.types import PyTree
 
 MIB = 2**20
+BARRIER_SECONDS = 24 * 3600  # above a round's; a process that ends is noticed earlier
 MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # identifies the machine
 
@@ -322,8 +323,13 @@ def _put_parts(x, sharding):
 
 def fetch(tree: PyTree) -> PyTree:
     """Fetch unsharded arrays to host memory, in every process; a collective call."""
+    return jax.device_get(replicate(tree))
+
+
+def replicate(tree: PyTree) -> PyTree:
+    """Arrays that every process can fetch alone; a collective call."""
     if jax.process_count() == 1:
-        return jax.device_get(tree)
+        return tree
 
     def whole(x):
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
@@ -333,7 +339,7 @@ def fetch(tree: PyTree) -> PyTree:
         assert isinstance(x.sharding, NamedSharding)
         return jax.device_put(x, replicated(x.sharding.mesh))
 
-    return jax.device_get(jax.tree.map(whole, tree))
+    return jax.tree.map(whole, tree)
 
 
 @functools.cache
@@ -404,6 +410,13 @@ def gather_processes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), gathered)
 
 
+def is_everywhere(fact: bool) -> bool:
+    """Whether `fact` is true in all processes; a collective call."""
+    if jax.process_count() == 1:
+        return fact
+    return bool(multihost_utils.process_allgather(np.array(fact)).all())
+
+
 def is_first_process() -> bool:
     """Whether this process prints and writes a run's files."""
     return jax.process_index() == 0
@@ -413,6 +426,19 @@ def barrier(name: str) -> None:
     """Wait until every process has reached the barrier of this name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def host_barrier(name: str) -> None:
+    """`barrier` without the devices, which may be at work, from any thread.
+
+    Args:
+      name: of this barrier alone.
+    """
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost
+
+        wait = multihost.get_barrier_sync_fn()
+        wait(key=name, timeout_ms=BARRIER_SECONDS * 1000)
 
 
 @contextlib.contextmanager

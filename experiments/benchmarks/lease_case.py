@@ -44,6 +44,7 @@ from lease_works import (
 from fedfr_jax.convolutions import use_forms
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated.pipeline import CohortRows
 from fedfr_jax.federated.rounds import advance, assign, load_round
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.mesh import make_mesh
@@ -189,7 +190,8 @@ def compiled_round(sim, server):
     def arguments(server, round):
         sizes = len(sim.population.num_classes), sim.settings.cohort_size
         ids = sample_cohort(0, round, *sizes)
-        work = assign(sim, server, store, Cohort(ids, round))
+        rows = CohortRows(store, round, lambda number: None)
+        work = assign(sim, server, [Cohort(ids, round)], rows)
         loaded = load_round(sim.runs, [work], round)
         ((rows, slots, table),) = loaded.segments
         return server, rows, slots, loaded.order, table, loaded.constants

@@ -336,7 +336,7 @@ class Program:
     def __init__(self, function: Any):
         self._function = function
         self.needs = {}  # {shapes of arguments: memory analysis}, checked
-        self.fitting = set()  # {lanes and shapes of personal rows}, checked
+        self.fitting = {}  # {bytes of client states: whether those of two rounds fit}
 
     def __call__(self, *arguments):
         return self._function(*arguments)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,8 +29,9 @@ from fedfr_jax.federated.engine import (
     empty_prepared,
 )
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.schedule import build_schedule
+from fedfr_jax.federated.schedule import waves_of_device
 from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.streaming import StreamShape
 from fedfr_jax.mesh import free_bytes, is_out_of_memory
 from fedfr_jax.mesh import shapes_at as placed
 from fedfr_jax.types import PyTree
@@ -39,23 +39,30 @@ from fedfr_jax.types import PyTree
 MIB, GIB = 2**20, 2**30
 
 
-def check_rows_fit(sim: Simulation, num_bytes: float, key: str, value: int) -> None:
-    """Raise MemoryError if client states do not fit a device; once for each size.
+def check_rows_fit(sim: Simulation, num_bytes: float, key: str, value: int) -> bool:
+    """Raise MemoryError if client states do not fit a device; asked once for each size.
 
     Args:
       num_bytes: of the states on each device.
       key, value: of the setting that they depend on.
+
+    Returns:
+      whether those of a further round may be there at the same time: both take half of
+      what is free, at most.
     """
     fitting = sim.programs.run_whole.fitting
-    if not num_bytes or num_bytes in fitting:
-        return
+    if not num_bytes:
+        return True
+    if num_bytes in fitting:
+        return fitting[num_bytes]
     free = free_bytes(sim.mesh)
     if free is not None and num_bytes > free:
         raise MemoryError(
             f"{key} must fit the devices' memory, got {value}: the client states need "
             f"{_gib(num_bytes)} on each, {_gib(free)} are free. Lower it."
         )
-    fitting.add(num_bytes)
+    fitting[num_bytes] = free is not None and 4 * num_bytes <= free
+    return fitting[num_bytes]
 
 
 @contextlib.contextmanager
@@ -66,7 +73,7 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
       MemoryError: then, and when a device runs out of memory within the block, with
         the memory that `run` needs and the number of lanes that would fit.
     """
-    needed = None
+    needed = next(reversed(run.needs.values()), None)
 
     def call(*arguments):
         nonlocal needed
@@ -130,6 +137,34 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
+def size_of_call(sim: Simulation, max_rounds: int, num_tables: int = 1) -> StreamShape:
+    """Size of the only segment of a round, whose examples a call has `max_rounds` of.
+
+    Args:
+      num_tables: of a round, see `rounds.shared_tables`.
+
+    Raises:
+      ValueError: when the streamed examples of two calls do not fit.
+    """
+    settings, count = sim.settings, sim.num_places
+    devices, lanes = sim.mesh.shape[meshes.CLIENTS], settings.clients_per_device
+    waves = waves_of_device(count, devices, lanes, settings.partial_sums)
+
+    def size_of(rounds):
+        return sim.data.size_of_waves(sim.largest, lanes, waves, rounds * num_tables)
+
+    size = size_of(max_rounds)
+    if size.segments > 1:
+        numbers = range(max_rounds - 1, 1, -1)
+        fits = next((n for n in numbers if size_of(n).segments == 1), 1)
+        raise ValueError(
+            f"rounds_per_call must be at most {fits}, so that the streamed examples of "
+            f"two calls fit stream_buffer_gib, got {max_rounds}. Lower it, or raise "
+            "stream_buffer_gib."
+        )
+    return size
+
+
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
     """ShapeDtypeStructs of `tree`, replicated on every device."""
     whole = meshes.replicated(mesh)
@@ -160,13 +195,7 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
             examples = trees.shapes(table.example, table.num_examples)
             context = context._replace(dataset=examples)
         extra = trace_prepare(sim.algorithm, server, context, 0).extra
-    plan = build_schedule(
-        np.ones(sim.num_places, np.int64),
-        num_devices=devices,
-        lanes=lanes,
-        partial_sums=sim.settings.partial_sums,
-    )
-    waves = plan.slots.size // (devices * lanes)
+    waves = waves_of_device(sim.num_places, devices, lanes, sim.settings.partial_sums)
     may_miss = sim.settings.systems.has_participation
     has_participation = cohort.participation is not None or may_miss
     columns = jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32)
@@ -192,6 +221,9 @@ def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
       max_rounds: n, rounds of a call.
     """
     server, rows, slots, order, table, constants = round_shapes
+    if sim.data.is_streamed:
+        size = size_of_call(sim, max_rounds)
+        table = sim.data.shapes(size._replace(rows=max_rounds * size.rows))
     cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
     num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
 

@@ -10,7 +10,9 @@ where each round updates those of its cohort; the store gets each row once, at t
 of the call.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -36,9 +38,14 @@ from fedfr_jax.federated.participation import (
     local_steps,
     received_metrics,
 )
-from fedfr_jax.federated.programs import check_memory_on_call, check_rows_fit
+from fedfr_jax.federated.pipeline import Ahead, CohortRows, Progress, work_during
+from fedfr_jax.federated.programs import (
+    check_memory_on_call,
+    check_rows_fit,
+    size_of_call,
+)
 from fedfr_jax.federated.sampling import random_client
-from fedfr_jax.federated.schedule import build_schedule
+from fedfr_jax.federated.schedule import build_schedule, waves_of_device
 from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import RoundInputs
@@ -46,6 +53,19 @@ from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.types import Algorithm, Cohort, Prepared, PyTree
 
 region = jax.profiler.TraceAnnotation  # names the host's work in a profile
+
+
+class TrainedCall(NamedTuple):
+    """Rounds first..end-1 that are trained and stored."""
+
+    first: int
+    end: int
+    servers: PyTree  # after the last
+    logs: list[list[RoundLog]]  # of each run
+    seconds: float  # since the call before, or since what was done after it
+    wait_seconds: float  # of these, until its input was read
+    late_seconds: float  # by which taking the call before outlasted this one
+    is_alone: bool  # the next call is not in training yet
 
 
 def advance(
@@ -71,63 +91,165 @@ def advance(
       FloatingPointError: for the first round with a number that is not finite; nothing
         of the call is stored.
     """
-    max_rounds, sim = max_rounds or count, runs.sims[0]
-    if max_rounds == 1:
-        with region("sample"):
-            cohorts = [
-                before_round(sim, runs.member(servers, s), first)
-                for s, sim in enumerate(runs.sims)
-            ]
-        servers, logs = run_cohorts(runs, servers, stores, cohorts)
-        return servers, [[log] for log in logs]
+    calls, trained = [(first, first + count)], []
+    max_rounds = max_rounds or count
+    train_calls(runs, servers, stores, calls, trained.append, max_rounds=max_rounds)
+    return trained[0].servers, trained[0].logs
+
+
+def train_calls(
+    runs: Runs,
+    servers: PyTree,
+    stores: Sequence[Store],
+    calls: Sequence[tuple[int, int]],
+    take: Callable[[TrainedCall], None],
+    *,
+    max_rounds: int = 1,
+    cohorts: Sequence[Cohort] = (),
+    is_followed: Callable[[int], bool] = lambda end: True,
+) -> None:
+    """Train calls of rounds (first, end) of all runs, one after the other.
+
+    While a call trains, a thread reads the next one, and `take` gets the results of the
+    one before. A call that depends on those waits for them, see `needs_round_before`.
+
+    Args:
+      max_rounds: of a call; one round alone has a program of its own.
+      cohorts: of the runs, in a single round; () samples them.
+      is_followed: end -> whether the next call may be in training while the results of
+        this one are taken; asked once when it is trained.
+
+    Raises:
+      as `advance`, after what was trained before is taken.
+    """
+    sim = runs.sims[0]
+    systems = sim.settings.systems
     check_rounds_per_call(
-        "rounds of one call",
-        max_rounds,
-        sim.algorithm,
-        sim.settings.systems,
-        mesh=sim.mesh,
-        is_streamed=sim.data.is_streamed,
+        "rounds of one call", max_rounds, sim.algorithm, systems, sim.mesh
     )
-    with region("sample"):
-        calls = [
-            load_call(sim, store, first, count, max_rounds)
-            for sim, store in zip(runs.sims, stores, strict=True)
-        ]
-    with region("train"):
-        servers, rows, metrics, is_finite = train_call(runs, servers, calls)
-    logs = []
-    for s, (sim, store, call) in enumerate(zip(runs.sims, stores, calls, strict=True)):
-        numbers = runs.member(rows, s), runs.member(metrics, s, 1), is_finite
-        logs.append(store_call(sim, store, call, *numbers))
-    return servers, logs
+    kind = ONE_ROUND if max_rounds == 1 else MANY_ROUNDS
+    is_serial = bool(needs_round_before(sim.algorithm, systems))
+    is_roomy = kind.check_rows(runs, stores, max_rounds, cohorts)
+    progress = Progress(calls[0][0], servers if is_serial else None)
+    reading = Reading(runs, stores, calls, progress, max_rounds, cohorts, is_roomy)
+    ahead, before = Ahead(kind.read(reading)), None
+
+    def take_before(is_alone: bool) -> None:
+        nonlocal before, servers
+        if before is None:
+            return
+        ((first, end), trained, times), before = before, None
+        after, logs = kind.finish(runs, stores, trained)
+        del trained
+        servers = after if is_alone else servers
+        take(TrainedCall(first, end, after, logs, *times, is_alone))
+        progress.reach(end, after if is_serial else None)
+
+    try:
+        begin = time.perf_counter()
+        for call in calls:
+            if before:
+                is_free = is_roomy and is_followed(call[0]) and ahead.is_ready()
+                if not meshes.is_everywhere(is_free):
+                    take_before(is_alone=True)
+                    begin = time.perf_counter()
+            try:
+                work = functools.partial(take_before, False) if before else None
+                with region("train"):
+                    trained, late = kind.train(runs, servers, ahead, work)
+            except Exception:
+                take_before(is_alone=True)
+                raise
+            servers, end = trained.servers, time.perf_counter()
+            wait = max(ahead.waited() - trained.loaded.prepare_seconds, 0.0)
+            before = call, trained, (end - late - begin, wait, late)
+            begin = end
+            del trained
+        take_before(is_alone=True)
+    finally:
+        progress.close()
+        ahead.close()
+
+
+class Reading(NamedTuple):
+    """What the thread that reads calls needs to know."""
+
+    runs: Runs
+    stores: Sequence[Store]
+    calls: Sequence[tuple[int, int]]
+    progress: Progress
+    max_rounds: int
+    cohorts: Sequence[Cohort]  # of the runs, in a single round; () samples them
+    is_roomy: bool  # client states of two calls fit the devices
+
+    def inputs(self) -> Iterator[tuple[int, int, list["RunInputs"]]]:
+        """Yield (first, end) and the inputs of the runs, call by call."""
+        sims, first = self.runs.sims, self.calls[0][0]
+        stored = self.progress.wait_for
+        rows = [CohortRows(store, first, stored) for store in self.stores]
+        is_serial = needs_round_before(sims[0].algorithm, sims[0].settings.systems)
+        for first, end in self.calls:
+            servers = stored(first) if is_serial else None
+            parts = []
+            for s, sim in enumerate(sims):
+                server = self.runs.member(servers, s) if is_serial else None
+                numbers = range(first, end)
+                with region("sample"):
+                    drawn = self.cohorts[s : s + 1] or [
+                        before_round(sim, server, round) for round in numbers
+                    ]
+                if sim.settings.reproducible_sum:
+                    drawn = [sort_cohort(cohort) for cohort in drawn]
+                parts.append(RunInputs(sim, server, drawn, rows[s]))
+            yield first, end, parts
+
+
+class RunInputs(NamedTuple):
+    """A run's part in a call that is to be read."""
+
+    sim: Simulation
+    server: PyTree  # None unless the call depends on it
+    cohorts: list[Cohort]  # of its rounds
+    rows: CohortRows
+
+
+class CallKind(NamedTuple):
+    """How calls of one round, or of many, are read, trained and stored."""
+
+    # (runs, stores, max_rounds, cohorts) -> whether the devices have room for the
+    # client states of two calls; raises MemoryError if not for those of one
+    check_rows: Callable[..., bool]
+    # Reading -> the inputs of each call, in pieces
+    read: Callable[[Reading], Iterator]
+    # (runs, servers, Ahead, work) -> (trained, seconds by which `work`, which is done
+    # while the devices train, outlasted them)
+    train: Callable[..., tuple]
+    # (runs, stores, trained) -> (servers, the logs of each run)
+    finish: Callable[..., tuple]
+
+
+def needs_round_before(algorithm: Algorithm, systems: Systems) -> str:
+    """Why a round's input is known only when the round before has ended; else ""."""
+    if algorithm.prepare is not None:
+        return "an algorithm whose server prepares each round"
+    if systems.has_state:
+        return "systems whose clients take time or are chosen by loss"
+    return ""
 
 
 def check_rounds_per_call(
-    name: str,
-    number: int,
-    algorithm: Algorithm,
-    systems: Systems,
-    *,
-    mesh: Mesh,
-    is_streamed: bool,
+    name: str, number: int, algorithm: Algorithm, systems: Systems, mesh: Mesh
 ) -> None:
     """Raise ValueError if rounds need the host, so that a call can have only one.
 
     Args:
       name: of the setting, for the error.
     """
-    reasons = {
-        "an algorithm whose server prepares each round": algorithm.prepare is not None,
-        "systems whose clients take time or are chosen by loss": systems.has_state,
-        "streamed examples (data_placement)": is_streamed,
-        "model_shards above 1": mesh.shape[meshes.MODEL] > 1,
-        "several processes": jax.process_count() > 1,
-    }
-    for reason, is_given in reasons.items():
-        if number > 1 and is_given:
-            raise ValueError(
-                f"{name} must be 1 with {reason}, got {number}. Remove it."
-            )
+    reason = needs_round_before(algorithm, systems)
+    if mesh.shape[meshes.MODEL] > 1:
+        reason = reason or "model_shards above 1"
+    if number > 1 and reason:
+        raise ValueError(f"{name} must be 1 with {reason}, got {number}. Remove it.")
 
 
 def run_cohort(
@@ -137,35 +259,60 @@ def run_cohort(
 
     Reproducible sums and their log are in the order of the ids.
     """
-    server, (log,) = run_cohorts(sim.runs, server, [store], [cohort])
-    return server, log
+    trained, calls = [], [(cohort.round, cohort.round + 1)]
+    train_calls(sim.runs, server, [store], calls, trained.append, cohorts=[cohort])
+    ((log,),) = trained[0].logs
+    return trained[0].servers, log
 
 
-def run_cohorts(
-    runs: Runs, servers: PyTree, stores: Sequence[Store], cohorts: Sequence[Cohort]
-) -> tuple[PyTree, list[RoundLog]]:
-    """Train the same round of all runs: (servers, a log for each)."""
-    sims, data = runs.sims, runs.sims[0].data
-    data.input_wait()  # forgets what was waited for before this round
-    if sims[0].settings.reproducible_sum:
-        cohorts = [sort_cohort(cohort) for cohort in cohorts]
-    members = [runs.member(servers, s) for s in range(len(sims))]
-    parts = zip(sims, members, stores, cohorts, strict=True)
-    works = [assign(*part) for part in parts]
-    if not data.is_streamed:  # of a stream the rows of a segment are on the devices
-        num_bytes = trees.num_bytes([work.rows for work in works])
-        num_bytes /= len(sims[0].mesh.local_devices)
-        check_rows_fit(sims[0], num_bytes, "cohort_size", sims[0].settings.cohort_size)
-    with region("train"):
-        trained = train_round(runs, servers, works, cohorts[0].round)
-    servers, logs, input_wait = trained.servers, [], data.input_wait()
-    parts = zip(sims, stores, cohorts, trained.works, strict=True)
-    for s, (sim, store, cohort, work) in enumerate(parts):
-        log = round_log(sim, cohort, work, runs.member(trained.metrics, s), input_wait)
-        check_state(runs.member(servers, s), f"round {cohort.round + 1}")
-        store_rows(sim, store, work, runs.member(trained.rows, s, 1), cohort.round)
-        logs.append(log)
-    return after_round(sims[0], servers, cohorts[0], logs[0]), logs
+# One round in a call, in segments.
+
+
+def check_round_rows(
+    runs: Runs, stores: Sequence[Store], max_rounds: int, cohorts: Sequence[Cohort]
+) -> bool:
+    """`CallKind.check_rows`; of a stream the rows of a segment are on the devices."""
+    del max_rounds
+    sim = runs.sims[0]
+    if sim.data.is_streamed:
+        return True
+    settings, devices = sim.settings, sim.mesh.shape[meshes.CLIENTS]
+    count = len(cohorts[0].ids) if cohorts else sim.num_places
+    lanes = settings.clients_per_device
+    waves = waves_of_device(count, devices, lanes, settings.partial_sums)
+    num_bytes = sum(trees.num_bytes(store.template) for store in stores)
+    num_bytes *= waves * lanes / sim.mesh.shape[meshes.MODEL]
+    return check_rows_fit(sim, num_bytes, "cohort_size", settings.cohort_size)
+
+
+def read_rounds(reading: Reading) -> Iterator[tuple["LoadedRound", tuple]]:
+    """Yield each segment of each round, with the round."""
+    runs = reading.runs
+    data = runs.sims[0].data
+    for round, _, parts in reading.inputs():
+        begin = time.perf_counter()
+        data.input_wait()  # forgets what others have waited for
+        works = [assign(*part) for part in parts]
+        prepared = time.perf_counter() - begin - data.input_wait()
+        is_prepared = runs.sims[0].algorithm.prepare is not None
+        loaded = load_round(runs, works, round, reading.is_roomy)
+        segments, loaded = (
+            loaded.segments,
+            loaded._replace(
+                works=[work._replace(rows=()) for work in loaded.works],
+                segments=iter(()),
+                cohorts=[part.cohorts[0] for part in parts],
+                prepare_seconds=prepared if is_prepared else 0.0,
+            ),
+        )
+        del works
+        # Not by a loop, whose variable would keep a segment while the next is read.
+        yield from map(functools.partial(_with, loaded), segments)
+        del segments, loaded
+
+
+def _with(loaded, segment):
+    return loaded, segment
 
 
 def round_log(
@@ -173,7 +320,6 @@ def round_log(
     cohort: Cohort,
     work: RoundInputs,
     metrics: dict,
-    input_wait: float = 0.0,
 ) -> RoundLog:
     """Check a program's metrics {name: [K]}, and build the log of the round.
 
@@ -184,7 +330,7 @@ def round_log(
     part, min_kept = cohort.participation, sim.algorithm.min_kept
     received = cohort.ids if part is None else cohort.ids[part.is_received]
     check_dropped(received_metrics(metrics, part), received, cohort.round, min_kept)
-    log = RoundLog(cohort.ids, metrics, work.added.num_added, work.plan, input_wait)
+    log = RoundLog(cohort.ids, metrics, work.added.num_added, work.plan)
     return finish_log(sim, cohort, log)
 
 
@@ -197,25 +343,23 @@ def sort_cohort(cohort: Cohort) -> Cohort:
 
 
 def assign(
-    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
+    sim: Simulation, server: PyTree, cohorts: Sequence[Cohort], rows: CohortRows
 ) -> RoundInputs:
-    """Prepare and schedule a cohort, and load its client states."""
+    """Prepare and schedule the cohort of a round, and load its client states."""
+    (cohort,) = cohorts
     extra = empty_prepared(len(cohort.ids))
     if sim.algorithm.prepare:
         with region("prepare"):
             extra = sim.algorithm.prepare(server, sim.context(cohort))
             extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     work = schedule_cohort(sim, cohort, extra)
-    if jax.process_count() > 1:  # another process may have written a client's row
-        store.settle()
-        meshes.barrier("rows are on disk")
-    local = meshes.local_shards(sim.mesh)
-    clients = column(work.slots, "client")[local]
+    local, clients = meshes.local_shards(sim.mesh), column(work.slots, "client")
+    ids = clients[local]
     with region("gather"):
-        rows, is_new = store.gather(clients.reshape(-1))
-    column(work.slots, "is_new")[local] = is_new.reshape(clients.shape)
+        states, is_new = rows.gather(cohort.round, ids.reshape(-1), clients)
+    column(work.slots, "is_new")[local] = is_new.reshape(ids.shape)
     return work._replace(
-        rows=jax.tree.map(lambda x: x.reshape(clients.shape + x.shape[1:]), rows)
+        rows=jax.tree.map(lambda x: x.reshape(ids.shape + x.shape[1:]), states)
     )
 
 
@@ -257,30 +401,26 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
     return RoundInputs(rows=(), slots=slots, order=order[:-1], added=extra, plan=plan)
 
 
-class TrainedRound(NamedTuple):
-    """Results of a round of all runs, in host memory but for the servers."""
-
-    servers: PyTree
-    works: list[RoundInputs]  # of the runs, in whole segments
-    rows: PyTree  # client states [A', w, L, ...]
-    metrics: dict  # {name: [K]}
-
-
 class LoadedRound(NamedTuple):
     """Inputs of a round of all runs, on the devices once a segment is asked for."""
 
     works: list[RoundInputs]  # of the runs, in whole segments
     segments: Iterator[tuple[PyTree, ...]]  # (rows, slots, table) of each
-    is_whole: bool  # one segment: one call trains the round
+    num_segments: int  # of 1, one call trains the round
     order: PyTree
     constants: RoundConstants
+    has_rows: bool  # segments have their rows on the devices, not on the host
+    cohorts: Sequence[Cohort] = ()  # of the runs
+    prepare_seconds: float = 0.0  # that devices worked while the round was read
 
 
-def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRound:
+def load_round(
+    runs: Runs, works: Sequence[RoundInputs], round: int, has_rows: bool = True
+) -> LoadedRound:
     """Cut one round of all runs into segments, loaded as they are asked for."""
     sim, tables = runs.sims[0], shared_tables(runs, works)
-    mesh, data = sim.mesh, sim.data
-    size = data.size_of(works, sim.largest, max(tables) + 1)
+    mesh, data, num_tables = sim.mesh, sim.data, max(tables) + 1
+    size = data.size_of(works, sim.largest, num_tables)
     works = [
         data.in_segments(work, size, table * size.rows)
         for work, table in zip(works, tables, strict=True)
@@ -292,7 +432,7 @@ def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRo
     orders = [work.order for work in works]
     numbers = runs.join(orders), runs.join(extras), np.int32(round)
     order, extra, number = meshes.put_numbers(numbers, meshes.replicated(mesh))
-    count, cut = mesh.shape[meshes.CLIENTS], meshes.over_clients(mesh)
+    cut = meshes.over_clients(mesh)
 
     def load(i):
         waves = slice(i * size.waves, (i + 1) * size.waves)
@@ -301,48 +441,106 @@ def load_round(runs: Runs, works: Sequence[RoundInputs], round: int) -> LoadedRo
             for work in works
         ]
         rows, slots = runs.join(parts, 1)
-        places = row_placement(mesh, rows, is_stacked=runs.is_sweep)
-        rows = meshes.put_local(rows, places, count)
+        rows = put_rows(runs, rows) if has_rows else rows
         return rows, meshes.put_numbers(slots, cut)
 
-    readers = [works[tables.index(table)] for table in sorted(set(tables))]
-    segments = data.segments(size, load, readers)
+    readers = [works[tables.index(table)] for table in range(num_tables)]
+    segments = data.segments(size, load, readers, num_tables)
     constants = RoundConstants(extra, number, runs.key, runs.hyper)
-    return LoadedRound(works, segments, size.segments == 1, order, constants)
+    return LoadedRound(works, segments, size.segments, order, constants, has_rows)
+
+
+def put_rows(runs: Runs, rows: PyTree) -> PyTree:
+    """Put a segment's client states on the devices of their clients."""
+    mesh = runs.sims[0].mesh
+    places = row_placement(mesh, rows, is_stacked=runs.is_sweep)
+    return meshes.put_local(rows, places, mesh.shape[meshes.CLIENTS])
+
+
+class Dispatched(NamedTuple):
+    """Results of a call of all runs, as soon as the devices have begun with it."""
+
+    loaded: "LoadedRound | LoadedCall"
+    servers: PyTree
+    rows: PyTree  # client states
+    metrics: dict
+    is_finite: PyTree  # of the servers
 
 
 def train_round(
-    runs: Runs, servers: PyTree, works: Sequence[RoundInputs], round: int
-) -> TrainedRound:
-    """Load and train one round of all runs, segment by segment."""
-    works, segments, is_whole, order, constants = load_round(runs, works, round)
+    runs: Runs, servers: PyTree, ahead: Ahead, work: Callable[[], None] | None
+) -> tuple[Dispatched, float]:
+    """`CallKind.train`: segment by segment. `rows` are lists of those of segments."""
+    loaded, segment = ahead.take()
     sim, programs = runs.sims[0], runs.programs
-    if is_whole:
-        ((rows, slots, table),) = segments
+    if loaded.num_segments == 1:
         with check_memory_on_call(sim, programs.run_whole) as whole:
+            rows, slots, table = segment
+            rows = rows if loaded.has_rows else put_rows(runs, rows)
             servers, rows, metrics = whole(
-                servers, rows, slots, order, table, constants
+                servers, rows, slots, loaded.order, table, loaded.constants
             )
-            rows, metrics = meshes.fetch_local(rows), meshes.fetch(metrics)
-            return TrainedRound(servers, works, rows, metrics)
-    total, outputs, new_rows = None, [], []
+            del segment, slots, table
+            trained = dispatched(runs, loaded, servers, [rows], metrics)
+            return trained, work_during(trained.is_finite, work)
+    late, total, outputs, rows = 0.0, None, [], []
     with check_memory_on_call(sim, programs.run) as run:
-        for rows, slots, table in segments:
-            segment = rows, slots, table, constants
+        for i in range(loaded.num_segments):
+            if i:
+                _, segment = ahead.take()
+            arguments = *segment, loaded.constants
             if total is None:
-                total = programs.start(servers, *segment)
-            total, output = run(total, servers, *segment)
+                total = programs.start(servers, *arguments)
+            total, output = run(total, servers, *arguments)
             # Those of the segment before are fetched while this one trains.
-            new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
-            new_rows.append(output.personal)
+            rows[-1:] = meshes.fetch_local(rows[-1:])
+            rows.append(output.personal)
             outputs.append(output._replace(personal=()))
-            jax.block_until_ready(output.weight)  # so that at most two tables exist
-            del rows, slots, table, segment
-        new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
-        servers, metrics = programs.finish(servers, total, outputs, order, constants)
+            # To its end, so that at most two tables exist.
+            late += work_during(output.weight, work)
+            work = None
+            del segment, arguments
+        inputs = total, outputs, loaded.order, loaded.constants
+        servers, metrics = programs.finish(servers, *inputs)
+        trained = dispatched(runs, loaded, servers, rows, metrics)
+        jax.block_until_ready(trained.is_finite)
+    return trained, late
+
+
+def dispatched(
+    runs: Runs, loaded: LoadedRound, servers: PyTree, rows: list, metrics: dict
+) -> Dispatched:
+    """Begin what is asked of the results, before the devices get the next round."""
+    members = [runs.member(servers, s) for s in range(len(runs.sims))]
+    is_finite = [_is_finite(member) for member in members]
+    return Dispatched(loaded, servers, rows, meshes.replicate(metrics), is_finite)
+
+
+def finish_round(
+    runs: Runs, stores: Sequence[Store], trained: Dispatched
+) -> tuple[PyTree, list[list[RoundLog]]]:
+    """`CallKind.finish`: check the numbers of a round, and store its client states."""
+    loaded, sim = trained.loaded, runs.sims[0]
+    with check_memory_on_call(sim, runs.programs.run_whole):
+        last = meshes.fetch_local(trained.rows[-1])
+        metrics, is_finite = jax.device_get((trained.metrics, trained.is_finite))
     waves = 2 if runs.is_sweep else 1  # their axis
-    rows = jax.tree.map(lambda *x: np.concatenate(x, axis=waves), *new_rows)
-    return TrainedRound(servers, works, rows, meshes.fetch(metrics))
+    rows = jax.tree.map(
+        lambda *x: np.concatenate(x, axis=waves) if x[1:] else x[0],
+        *trained.rows[:-1],
+        last,
+    )
+    logs = []
+    parts = zip(runs.sims, stores, loaded.cohorts, loaded.works, strict=True)
+    for s, (member, store, cohort, work) in enumerate(parts):
+        logs.append(round_log(member, cohort, work, runs.member(metrics, s)))
+        check_finite(is_finite[s], f"round {cohort.round + 1}")
+        store_rows(member, store, work, runs.member(rows, s, 1), cohort.round)
+    servers = after_round(sim, trained.servers, loaded.cohorts[0], logs[0])
+    return servers, [[log] for log in logs]
+
+
+ONE_ROUND = CallKind(check_round_rows, read_rounds, train_round, finish_round)
 
 
 def shared_tables(runs: Runs, works: Sequence[RoundInputs]) -> list[int]:
@@ -460,44 +658,99 @@ def store_rows(
 # Many rounds in one call.
 
 
-class HostCall(NamedTuple):
-    """A call of `len(cohorts)` rounds, at most n, in host memory."""
+def check_call_rows(
+    runs: Runs, stores: Sequence[Store], max_rounds: int, cohorts: Sequence[Cohort]
+) -> bool:
+    """`CallKind.check_rows`: every device has the rows of all clients of a call."""
+    del cohorts
+    sim = runs.sims[0]
+    num_bytes = sum(trees.num_bytes(store.template) for store in stores)
+    num_bytes *= num_call_rows(sim, max_rounds)
+    return check_rows_fit(sim, num_bytes, "rounds_per_call", max_rounds)
 
-    first: int
+
+def num_call_rows(sim: Simulation, max_rounds: int) -> int:
+    """Number of client states that a call has, U."""
+    return min(max_rounds * sim.num_places, sim.population.num_clients)
+
+
+class HostCall(NamedTuple):
+    """A run's part in a call of `len(cohorts)` rounds, at most n, in host memory."""
+
     cohorts: list[Cohort]
     works: list[RoundInputs]
     ids: np.ndarray  # [C] int64 clients of all rounds, ascending
     rows: PyTree  # [U, ...] of these clients, padded with zeros
     inputs: CallInputs  # [n, ...], padded with zeros
-    extra: Prepared  # of every round
 
 
-def load_call(
-    sim: Simulation, store: Store, first: int, count: int, max_rounds: int
-) -> HostCall:
-    """Sample and schedule the rounds, and load the states of all their clients.
+class LoadedCall(NamedTuple):
+    """Inputs of a call of all runs, on the devices."""
+
+    calls: list[HostCall]  # of the runs
+    rows: PyTree  # on the host unless `has_rows`
+    count: PyTree
+    inputs: CallInputs
+    table: PyTree
+    constants: RoundConstants
+    has_rows: bool
+    prepare_seconds: float = 0.0
+
+
+def read_calls(reading: Reading) -> Iterator[LoadedCall]:
+    """Yield each call."""
+    for first, _, parts in reading.inputs():
+        yield load_call(reading, first, parts)
+
+
+def load_call(reading: Reading, first: int, parts: Sequence[RunInputs]) -> LoadedCall:
+    """Schedule the rounds, load the states and examples of all their clients.
 
     Raises:
-      ValueError: when a round would overspend the privacy budget.
-      MemoryError: when the rows do not fit.
+      ValueError: when streamed examples do not fit.
     """
-    cohorts, works = [], []
-    for number in range(first, first + count):
-        cohort = before_round(sim, (), number)
-        if sim.settings.reproducible_sum:
-            cohort = sort_cohort(cohort)
-        cohorts.append(cohort)
-        works.append(schedule_cohort(sim, cohort, empty_prepared(len(cohort.ids))))
+    runs, max_rounds = reading.runs, reading.max_rounds
+    sim, count = runs.sims[0], len(parts[0].cohorts)
+    works = [
+        [
+            schedule_cohort(part.sim, cohort, empty_prepared(len(cohort.ids)))
+            for cohort in part.cohorts
+        ]
+        for part in parts
+    ]
+    tables = shared_tables(runs, [of_run[0] for of_run in works])
+    num_tables = max(tables) + 1  # of a round
+    size = size_of_call(sim, max_rounds, num_tables)
+    for of_run, table in zip(works, tables, strict=True):
+        for i, work in enumerate(of_run):
+            place = (i * num_tables + table) * size.rows
+            of_run[i] = sim.data.in_segments(work, size, place)
+    calls = [
+        host_call(part, of_run, first, max_rounds)
+        for part, of_run in zip(parts, works, strict=True)
+    ]
+    readers = [
+        works[tables.index(table)][i]
+        for i in range(count)
+        for table in range(num_tables)
+    ]
+    no_rows = lambda i: ()
+    segments = sim.data.segments(size, no_rows, readers, max_rounds * num_tables)
+    return put_call(runs, calls, first, next(segments)[0], reading.is_roomy)
+
+
+def host_call(
+    part: RunInputs, works: list[RoundInputs], first: int, max_rounds: int
+) -> HostCall:
+    """Load the states of all clients of a run's rounds."""
     slots = np.stack([x.slots for x in works])
     clients = column(slots, "client")
     is_idle = clients < 0
     ids = np.unique(clients)
     ids = ids[ids >= 0].astype(np.int64)
-    num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
-    num_bytes = num_rows * trees.num_bytes(store.template)
-    check_rows_fit(sim, num_bytes, "rounds_per_call", max_rounds)
+    num_rows = num_call_rows(part.sim, max_rounds)
     with region("gather"):
-        rows, is_new = store.gather(ids)
+        rows, is_new = part.rows.gather(first, ids, ids)
     places = np.searchsorted(ids, clients).astype(np.int32)
     set_new(column(slots, "is_new"), np.where(is_idle, len(ids), places), is_new)
     inputs = CallInputs(
@@ -506,13 +759,11 @@ def load_call(
         order=np.stack([x.order for x in works]),
     )
     return HostCall(
-        first=first,
-        cohorts=cohorts,
+        cohorts=part.cohorts,
         works=works,
         ids=ids,
         rows=jax.tree.map(lambda x: pad_rows(x, num_rows), rows),
         inputs=jax.tree.map(lambda x: pad_rows(x, max_rounds), inputs),
-        extra=works[0].added._replace(num_added=()),  # it is in the slots
     )
 
 
@@ -537,39 +788,70 @@ def pad_rows(x: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
-def train_call(
-    runs: Runs, servers: PyTree, calls: Sequence[HostCall]
-) -> tuple[PyTree, PyTree, dict, np.ndarray]:
-    """Run a call: (servers, client states [U, ...], metrics [n, K], is_finite [n]).
-
-    Of a sweep's members states are [S, U, ...] and metrics [n, S, K].
-
-    Raises:
-      MemoryError: when it does not fit a device, see `check_memory_on_call`.
-    """
-    sim = runs.sims[0]
-    whole = meshes.replicated(sim.mesh)
-    cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
+def put_call(
+    runs: Runs, calls: list[HostCall], first: int, table: PyTree, has_rows: bool
+) -> LoadedCall:
+    """Put a call on the devices; its rows only if `has_rows`."""
+    mesh = runs.sims[0].mesh
+    whole = meshes.replicated(mesh)
+    cut = NamedSharding(mesh, P(None, meshes.CLIENTS))
     inputs = [call.inputs for call in calls]
     slots = runs.join([x.slots for x in inputs], 2)
     places = runs.join([x.rows for x in inputs], 2)
     order = runs.join([x.order for x in inputs], 1)
     slots, places = meshes.put_numbers((slots, places), cut)
-    count, first = np.int32(len(calls[0].cohorts)), np.int32(calls[0].first)
-    extra = runs.join([call.extra for call in calls])
-    numbers = meshes.put_numbers((count, order, extra, first), whole)
-    count, order, extra, first = numbers
+    # The slots have the numbers of added examples.
+    extras = [call.works[0].added._replace(num_added=()) for call in calls]
+    count = np.int32(len(calls[0].cohorts))
+    numbers = count, order, runs.join(extras), np.int32(first)
+    count, order, extra, number = meshes.put_numbers(numbers, whole)
     rows = runs.join([call.rows for call in calls])
+    return LoadedCall(
+        calls=[call._replace(rows=(), inputs=CallInputs((), (), ())) for call in calls],
+        rows=meshes.put_global(rows, whole) if has_rows else rows,
+        count=count,
+        inputs=CallInputs(slots, places, order),
+        table=table,
+        constants=RoundConstants(extra, number, runs.key, runs.hyper),
+        has_rows=has_rows,
+    )
+
+
+def train_call(
+    runs: Runs, servers: PyTree, ahead: Ahead, work: Callable[[], None] | None
+) -> tuple[Dispatched, float]:
+    """`CallKind.train`. `rows` are [U, ...], `metrics` [n, K], `is_finite` [n].
+
+    Of a sweep's members rows are [S, U, ...] and metrics [n, S, K].
+
+    Raises:
+      MemoryError: when it does not fit a device, see `check_memory_on_call`.
+    """
+    loaded, sim = ahead.take(), runs.sims[0]
+    rows = loaded.rows
+    if not loaded.has_rows:
+        rows = meshes.put_global(rows, meshes.replicated(sim.mesh))
     with check_memory_on_call(sim, runs.programs.run_rounds) as run:
         servers, *results = run(
-            servers,
-            meshes.put_global(rows, whole),
-            count,
-            CallInputs(slots, places, order),
-            sim.device_data,
-            RoundConstants(extra, first, runs.key, runs.hyper),
+            servers, rows, loaded.count, loaded.inputs, loaded.table, loaded.constants
         )
-        return servers, *meshes.fetch(results)
+        loaded = loaded._replace(rows=(), inputs=CallInputs((), (), ()), table=())
+        trained = Dispatched(loaded, servers, *meshes.replicate(results))
+        return trained, work_during(trained.is_finite, work)
+
+
+def finish_call(
+    runs: Runs, stores: Sequence[Store], trained: Dispatched
+) -> tuple[PyTree, list[list[RoundLog]]]:
+    """`CallKind.finish`: check the rounds' numbers in order, then store the states."""
+    with check_memory_on_call(runs.sims[0], runs.programs.run_rounds):
+        results = jax.device_get((trained.rows, trained.metrics, trained.is_finite))
+    rows, metrics, is_finite = results
+    parts, logs = zip(runs.sims, stores, trained.loaded.calls, strict=True), []
+    for s, (sim, store, call) in enumerate(parts):
+        numbers = runs.member(rows, s), runs.member(metrics, s, 1), is_finite
+        logs.append(store_call(sim, store, call, *numbers))
+    return trained.servers, logs
 
 
 def store_call(
@@ -583,7 +865,7 @@ def store_call(
     """Check the rounds' numbers in order, then pass the client states to the store.
 
     Args:
-      rows, metrics, is_finite: of `train_call`, of this run.
+      rows, metrics, is_finite: of `train_call`, of this run, on the host.
     """
     logs, rounds = [], np.full(len(call.ids), -1)
     for i, (cohort, work) in enumerate(zip(call.cohorts, call.works, strict=True)):
@@ -596,5 +878,13 @@ def store_call(
         rounds[trained] = cohort.round
     rows = jax.tree.map(lambda x: x[: len(call.ids)], rows)
     check_rows(rows, call.ids, call.cohorts[-1].round)
-    store.scatter(call.ids, rows, rounds)
+    mine = np.full(len(call.ids), True)
+    if jax.process_count() > 1 and not store.is_mirrored:  # each writes its part
+        mine = np.arange(len(call.ids)) % jax.process_count() == jax.process_index()
+    rows = jax.tree.map(lambda x: x[mine], rows) if not mine.all() else rows
+    rounds = np.concatenate([rounds[mine], rounds[~mine]])
+    store.scatter(call.ids[mine], rows, rounds, remote_ids=call.ids[~mine])
     return logs
+
+
+MANY_ROUNDS = CallKind(check_call_rows, read_calls, train_call, finish_call)

@@ -58,6 +58,15 @@ class Schedule(NamedTuple):
     imbalance: float  # busiest device's wave steps over the mean device's, >= 1
 
 
+def waves_of_device(
+    count: int, num_devices: int, lanes: int, partial_sums: int | None = None
+) -> int:
+    """Number of waves that each device runs in a round of `count` clients."""
+    partial_sums = partial_sums or num_devices
+    num_waves = -(-count // (partial_sums * lanes))  # of a partial sum
+    return -(-partial_sums // num_devices) * num_waves
+
+
 def build_schedule(
     num_steps: np.ndarray,
     *,

@@ -107,6 +107,5 @@ class RoundLog(NamedTuple):
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_added: AnyArray  # [K] int32 examples added by the server
     schedule: Schedule
-    input_wait_seconds: float = 0.0  # spent waiting for streamed examples
     # {name: number} of the round: absent clients, epsilon, simulated time
     counts: Mapping[str, float] = MappingProxyType({})

@@ -33,6 +33,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -272,6 +273,23 @@ def unpack_rows(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
     return arrays
 
 
+class UnwrittenRows(OSError):
+    """Client states that could not be written to disk."""
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Raise an OSError of the block as one of client states."""
+    try:
+        yield
+    except UnwrittenRows:
+        raise
+    except OSError as error:
+        unwritten = UnwrittenRows(f"client states could not be written ({error})")
+        unwritten.errno = error.errno
+        raise unwritten from error
+
+
 class PendingWrite(NamedTuple):
     """Client states that are being written to disk."""
 
@@ -351,12 +369,18 @@ class Store:
         pages.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
+        self._lock = threading.RLock()  # of a thread that reads ahead and the main one
         self._pending: PendingWrite | None = None
         self.is_mirrored, self._log = is_mirrored, None
         if is_mirrored and not is_read_only:
             size = self._row_bytes if self._leaves else 0
             self._log = RowLog(self._folder, population, size, self._logged)
             self._log.forget_after(resume_round)
+
+    @property
+    def name(self) -> str:
+        """Name of the store among those of a run."""
+        return self._folder.parent.name
 
     @property
     def template(self) -> PyTree:
@@ -368,6 +392,10 @@ class Store:
 
         A new client's row, and that of a negative id, is zero.
         """
+        with self._lock:
+            return self._gather(ids)
+
+    def _gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
         if self._pending and (self._pending.written.done() or not self._leaves):
             self.settle()
         pending = self._pending
@@ -400,33 +428,40 @@ class Store:
         """Write states `rows`, a tree of [K, ...], of `round` in the background.
 
         Negative ids are skipped; the arrays must not change afterwards. Other processes
-        write this round's rows of the clients `remote_ids`.
+        write the rows of the clients `remote_ids`. `round` is that of all of them, or
+        one of each, first of `ids`.
 
         Raises:
           ValueError: when the rows are longer or shorter than the store's.
           OSError: when the rows before these could not be written, for instance to a
             full disk; the versions before that round stay whole.
         """
-        self.settle()
         remote_ids = np.asarray(remote_ids, np.int64)
+        rounds = np.broadcast_to(round, len(ids) + len(remote_ids))
+        rounds, remote_rounds = rounds[: len(ids)], rounds[len(ids) :]
+        remote_rounds = remote_rounds[remote_ids >= 0]
         remote_ids = remote_ids[remote_ids >= 0]
         block = pack_rows(rows, len(ids), self._row_bytes)
-        ids, rounds = ids.astype(np.int64), np.broadcast_to(round, len(ids))
+        ids = ids.astype(np.int64)
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]
             ids, block, rounds = ids[order], block[order], rounds[order]
-        if len(remote_ids):
-            rounds = np.full(len(ids) + len(remote_ids), round)
-        self._rows.lock(fcntl.LOCK_SH)  # other processes may write theirs
-        written = self._writer.submit(self._write, ids, block, rounds, remote_ids)
-        self._pending = PendingWrite(ids, block, written)
+        rounds = np.concatenate([rounds, remote_rounds])
+        with self._lock:
+            self.settle()
+            self._rows.lock(fcntl.LOCK_SH)  # other processes may write theirs
+            written = self._writer.submit(self._write, ids, block, rounds, remote_ids)
+            self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
-        """Wait until all states are on disk; raises the writer's OSError."""
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.written.result()
+        """Wait until all states are on disk; raises `UnwrittenRows` if they cannot."""
+        with self._lock:
+            pending, self._pending = self._pending, None
+            if pending:
+                with writing():
+                    pending.written.result()
 
+    @writing()
     def flush(self, round: int) -> None:
         """Flush to disk and protect the states, so that `round` can be checkpointed."""
         self.settle()

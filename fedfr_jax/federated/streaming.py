@@ -27,7 +27,6 @@ from fedfr_jax.data.stream import (
     Stream,
     cut_blocks,
     place_examples,
-    prefetch,
     put_on_local_devices,
 )
 from fedfr_jax.federated.client import (
@@ -36,7 +35,6 @@ from fedfr_jax.federated.client import (
     all_rows,
     column,
     listed_rows,
-    unpack_slots,
 )
 from fedfr_jax.federated.schedule import Schedule
 from fedfr_jax.types import AnyArray, Dataset, Prepared, PyTree
@@ -134,19 +132,32 @@ def read_rows(
     Args:
       parts: packed slots [w, L, 11], and the rows [K, X] int32 that the server adds.
     """
-    dataset = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), table.example)
+    sources, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for packed, added_rows in parts:
-        for numbers in packed[column(packed, "client") >= 0]:
-            slot = jax.tree.map(int, unpack_slots(numbers))
-            client_rows = np.arange(slot.offset, slot.offset + slot.num_examples)
-            added = added_rows[slot.cohort_index, : slot.num_added]
-            examples = table.take(np.concatenate([client_rows, added]))
-
-            def write(whole, x, first=slot.start):
-                whole[first : first + len(x)] = x
-
-            jax.tree.map(write, dataset, examples)
+        packed = packed[column(packed, "client") >= 0]
+        counts, added = column(packed, "num_examples"), column(packed, "num_added")
+        first = column(packed, "start")
+        sources.append(ranges(column(packed, "offset"), counts))
+        places += [ranges(first, counts), ranges(first + counts, added)]
+        is_added = np.arange(added_rows.shape[1]) < added[:, None]
+        sources.append(added_rows[column(packed, "cohort_index")][is_added])
+    dataset = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), table.example)
+    source, place = np.concatenate(sources), np.concatenate(places)
+    examples = table.take(source) if len(source) else dataset
+    for whole, x in zip(*map(jax.tree.leaves, (dataset, examples)), strict=True):
+        whole[place] = x[: len(place)]
     return flat_examples(dataset)
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """start, ..., start + count - 1 of all [n], one after the other.
+
+    >>> ranges(np.array([5, 1]), np.array([2, 3])).tolist()
+    [5, 6, 1, 2, 3]
+    """
+    counts = counts.astype(np.int64)
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def flat_examples(tree: Dataset) -> Dataset:
@@ -192,8 +203,14 @@ class DeviceData:
         self, works: Sequence[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
         """One segment with all waves."""
-        del largest, num_tables
-        return StreamShape(1, works[0].slots.shape[1], 0)
+        return self.size_of_waves(largest, 1, works[0].slots.shape[1], num_tables)
+
+    def size_of_waves(
+        self, largest: np.ndarray, lanes: int, waves: int, num_tables: int
+    ) -> StreamShape:
+        """`size_of` rounds of so many waves."""
+        del largest, lanes, num_tables
+        return StreamShape(1, waves, 0)
 
     def in_segments(
         self, work: RoundInputs, size: StreamShape, first_row: int
@@ -203,10 +220,10 @@ class DeviceData:
         return work
 
     def segments(
-        self, size: StreamShape, load: Callable, readers: list
+        self, size: StreamShape, load: Callable, readers: list, num_tables: int
     ) -> Iterator[tuple]:
         """Yield `load(0)` and the data set."""
-        del size, readers
+        del size, readers, num_tables
         yield *load(0), self.dataset
 
     def shapes(self, size: StreamShape) -> Dataset:
@@ -260,6 +277,19 @@ class StreamedData:
             room=capacity_for(capacity, max_added, int(largest[0]), self.rooms),
         )
 
+    def size_of_waves(
+        self, largest: np.ndarray, lanes: int, waves: int, num_tables: int
+    ) -> StreamShape:
+        """`size_of` rounds of so many waves, to whose clients no examples are added."""
+        return fit_waves(
+            self.dataset,
+            np.cumsum(largest),
+            memory=self.dataset.memory // num_tables,
+            lanes=lanes,
+            waves=waves,
+            room=0,
+        )
+
     def in_segments(
         self, work: RoundInputs, size: StreamShape, first_row: int
     ) -> RoundInputs:
@@ -267,12 +297,17 @@ class StreamedData:
         return in_segments(work, size, first_row)
 
     def segments(
-        self, size: StreamShape, load: Callable, readers: list[RoundInputs]
+        self,
+        size: StreamShape,
+        load: Callable,
+        readers: list[RoundInputs],
+        num_tables: int,
     ) -> Iterator[tuple]:
-        """Yield `load(i)` and the i-th examples, each read while the one before trains.
+        """Yield `load(i)` and the i-th examples.
 
         Args:
           readers: whose clients' examples are the parts of a table, in order.
+          num_tables: parts that a table has room for.
         """
         lists = [(x.slots, meshes.fetch(x.added.added_rows)) for x in readers]
 
@@ -281,11 +316,11 @@ class StreamedData:
 
             def table(device):
                 parts = [(slots[device, waves], added) for slots, added in lists]
-                return read_rows(self.dataset, parts, len(lists) * size.rows)
+                return read_rows(self.dataset, parts, num_tables * size.rows)
 
             return *load(i), put_on_local_devices(self.mesh, table)
 
-        return prefetch(make, size.segments, self.dataset.has_waited)
+        return map(make, range(size.segments))
 
     def shapes(self, size: StreamShape) -> Dataset:
         """Shapes of a segment's examples."""

@@ -1,18 +1,17 @@
 """Checkpoints of a stage's state with Orbax, each with a manifest of its files.
 
 A checkpoint is written under another name, the manifest last, and renamed when it is
-complete: a killed process leaves the previous one as the newest. That of a private
-stage has the ledger of its rounds.
+complete: a killed process leaves the previous one as the newest. It can be written in
+the background, one at a time. That of a private stage has the ledger of its rounds.
 """
 
+import contextlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from fedfr_jax import manifest, trees
 from fedfr_jax import mesh as meshes
@@ -103,6 +102,7 @@ class Checkpointer:
     ):
         self.folder = pathlib.Path(folder).resolve()
         self._handler = _Handler()
+        self._saving: int | None = None  # the checkpoint in the background
         # Processes that share no folder do not wait for each other.
         self._is_alone = is_mirrored and jax.process_count() > 1
         processes, here = ALL_PROCESSES, jax.process_index()
@@ -118,7 +118,6 @@ class Checkpointer:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP,
                 create=not (is_read_only or self._is_alone),
-                enable_async_checkpointing=False,
                 # All have the same list.
                 single_host_load_and_broadcast=not self._is_alone,
                 multiprocessing_options=processes,
@@ -131,7 +130,7 @@ class Checkpointer:
         return self.folder.parent.name
 
     def latest(self) -> int | None:
-        """Number of the newest complete checkpoint."""
+        """Number of the newest checkpoint."""
         return self._manager.latest_step()
 
     def steps(self) -> tuple[int, ...]:
@@ -141,26 +140,55 @@ class Checkpointer:
     def save(
         self, step: int, state: PyTree, *, files: Mapping[str, str] = NO_FILES
     ) -> None:
+        """`begin_save`, and wait until the checkpoint is complete."""
+        self.begin_save(step, state, files=files)
+        self.wait()
+
+    def begin_save(
+        self, step: int, state: PyTree, *, files: Mapping[str, str] = NO_FILES
+    ) -> None:
         """Save `state` as checkpoint `step`, atomically, with text `files` by name.
 
+        It is written in the background from a copy in host memory, once the one before
+        is complete.
+
         Raises:
-          OSError: when it cannot be written (a full disk); names what is left.
+          OSError: when it, or the one before, cannot be written (a full disk); names
+            what is left.
         """
-        try:
+        self.wait()
+        with self._explained(step):
             if self._is_alone:
                 state = meshes.fetch(state)
             self._handler.files = files
             self._manager.save(step, args=_Save(_leaves_by_name(state)), force=True)
-            self._manager.wait_until_finished()
+        self._saving = step
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that was begun is complete; raises as it does."""
+        step, self._saving = self._saving, None
+        if step is not None:
+            with self._explained(step):
+                self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _explained(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             is_full = FULL in str(error)  # among many words of TensorStore
-            reason, last = FULL if is_full else _first_line(error), self.latest()
+            reason, last = FULL if is_full else _first_line(error), self.last_complete()
             left = f"the last whole one is {last}" if last else "there is none before"
             again = ": make room and start the same command again" if is_full else ""
             raise OSError(
                 f"checkpoint {step} could not be written to {self.folder} ({reason}); "
                 f"{left}{again}."
             ) from error
+
+    def last_complete(self) -> int | None:
+        """Number of the newest checkpoint that is not in the background any more."""
+        names = (path.name for path in self.folder.glob("*/"))
+        return max((int(name) for name in names if name.isdecimal()), default=None)
 
     def restore(
         self, template: PyTree, free: Callable[[str], bool] = lambda name: False
@@ -231,9 +259,7 @@ def _first_line(error: BaseException) -> str:
 
 def is_anywhere(fact: bool) -> bool:
     """Whether `fact` is true in any process; a collective call."""
-    if jax.process_count() == 1:
-        return fact
-    return bool(multihost_utils.process_allgather(np.array(fact)).any())
+    return not meshes.is_everywhere(not fact)
 
 
 def _leaves_by_name(tree: PyTree) -> dict:

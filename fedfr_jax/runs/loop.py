@@ -8,21 +8,29 @@ with the numbers of an uninterrupted one.
 
 import contextlib
 import errno
+import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
+from fedfr_jax.federated.pipeline import InputError
 from fedfr_jax.federated.privacy.accountant import continued
-from fedfr_jax.federated.rounds import advance, check_number, check_state
+from fedfr_jax.federated.rounds import (
+    TrainedCall,
+    check_number,
+    check_state,
+    needs_round_before,
+    train_calls,
+)
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import open_store
 from fedfr_jax.federated.state import RoundLog, Runs, Simulation
-from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.store import Store, UnwrittenRows
 from fedfr_jax.mesh import barrier, is_first_process
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import (
@@ -152,28 +160,81 @@ def train(
     """
     first_outputs, stores = outputs[0], [x.stage.store for x in outputs]
     checkpointer, lifecycle = first_outputs.stage.checkpointer, first_outputs.lifecycle
-    max_rounds = longest_call(first_outputs.federation, num_rounds - first_round)
-    warning = ""
-    for first, end in calls_of_rounds(first_outputs, first_round, num_rounds):
-        if first == first_round:
-            note_compiling(first_outputs.sinks)
-        started, count = time.perf_counter(), end - first
-        with (
-            _with_advice(f"round {first + 1}", checkpointer),
-            lifecycle.timed("training"),
-        ):
-            servers, logs = advance(
-                runs, servers, stores, first, count, max_rounds=max_rounds
-            )
-        seconds = (time.perf_counter() - started) / len(outputs) / count
-        warning = warning or warn_of_clipping(checkpointer.stage, first, logs[0])
-        for s, logs_of_run in enumerate(logs):
-            server, last = runs.member(servers, s), num_rounds - 1
-            for round, log in enumerate(logs_of_run, first):
-                is_end = round == end - 1
-                timing = _round_timing(outputs[s], log, seconds)
-                save_round(outputs[s], round, last, server, log, timing, is_end)
-    return servers
+    calls = list(calls_of_rounds(first_outputs, first_round, num_rounds))
+    if not calls:
+        return servers
+    last, warning, ends = num_rounds - 1, "", []
+
+    def take(call: TrainedCall) -> None:
+        nonlocal warning
+        ends[:] = [call.servers] if call.end == num_rounds else []  # no more in memory
+        warning = warning or warn_of_clipping(
+            checkpointer.stage, call.first, call.logs[0]
+        )
+        if lifecycle.times:
+            lifecycle.times.count("input", call.wait_seconds)
+            lifecycle.times.count("checkpoint", call.late_seconds)
+        seconds = call.seconds / len(outputs) / (call.end - call.first)
+        # In the shadow of the next call it takes no time.
+        with lifecycle.timed("other") if call.is_alone else contextlib.nullcontext():
+            for s, logs_of_run in enumerate(call.logs):
+                server = runs.member(call.servers, s)
+                for round, log in enumerate(logs_of_run, call.first):
+                    timing = _round_timing(outputs[s], log, seconds, call.wait_seconds)
+                    is_end = call.is_alone and round == call.end - 1
+                    save_round(outputs[s], round, last, server, log, timing, is_end)
+
+    sim = runs.sims[0]
+    reason = needs_round_before(sim.algorithm, sim.settings.systems)
+    for sink in first_outputs.sinks if reason and len(calls) > 1 else ():
+        sink.note(f"no round is read before its time, with {reason}")
+    note_compiling(first_outputs.sinks)
+    stages = [x.stage for x in outputs]
+    with (
+        _with_advice(checkpointer.stage, checkpointer, (UnwrittenRows, InputError)),
+        lifecycle.timed("training"),
+        _saving(stages, lifecycle),
+    ):
+        train_calls(
+            runs,
+            servers,
+            stores,
+            calls,
+            take,
+            max_rounds=longest_call(first_outputs.federation, num_rounds - first_round),
+            is_followed=functools.partial(is_followed, first_outputs),
+        )
+    return ends[0]
+
+
+@contextlib.contextmanager
+def _saving(stages: Sequence[StageState], lifecycle: Lifecycle) -> Iterator[None]:
+    """Wait for the stages' last checkpoints, whatever ends the block."""
+    try:
+        yield
+    except BaseException:
+        for stage in stages:
+            with contextlib.suppress(OSError):
+                stage.checkpointer.wait()
+        raise
+    with lifecycle.timed("checkpoint"):
+        for stage in stages:
+            stage.checkpointer.wait()
+
+
+def is_followed(outputs: RunOutputs, end: int) -> bool:
+    """Whether the round `end` may be in training when the one before is saved.
+
+    Not if that has to be evaluated, on the same devices, or is to be the last; nor if
+    several processes meet for its checkpoint in one folder.
+    """
+    federation, lifecycle = outputs.federation, outputs.lifecycle
+    due = [federation.evaluate_every]
+    if jax.process_count() > 1 and not lifecycle.is_mirrored:
+        due.append(federation.checkpoint_every)
+    is_alone = any(is_due(every, end - 1, -1) for every in due)
+    is_watched = any(sink.ends_call(end - 1) for sink in outputs.sinks)
+    return not (is_alone or is_watched or lifecycle.is_asked_to_end())
 
 
 def note_compiling(sinks: Sequence[Sink]) -> None:
@@ -194,7 +255,7 @@ def warn_of_clipping(stage: str, first: int, logs: Sequence[RoundLog]) -> str:
 
 
 def _round_timing(
-    outputs: RunOutputs, log: RoundLog, seconds: float
+    outputs: RunOutputs, log: RoundLog, seconds: float, wait_seconds: float
 ) -> dict[str, float]:
     """Seconds of a round, what it computed per second, and its wait for examples."""
     timing, sim = {"seconds": seconds}, outputs.stage.sim
@@ -207,9 +268,7 @@ def _round_timing(
             flops_per_image=outputs.flops_per_image,
         )
     if sim.data.is_streamed:
-        wait = timing["input_wait_seconds"] = log.input_wait_seconds
-        if outputs.lifecycle.times:
-            outputs.lifecycle.times.move(wait, "training", "input")
+        timing["input_wait_seconds"] = wait_seconds
     return timing
 
 
@@ -239,12 +298,13 @@ def save_round(
     server: PyTree,
     log: RoundLog,
     extra: Mapping[str, float],
-    is_end_of_call: bool,
+    can_end: bool,
 ) -> None:
     """Save a round: its metrics, `extra`, and a checkpoint if due.
 
     Args:
-      is_end_of_call: whether `server` is the state after this round, not a later one.
+      can_end: whether the run may end here: `server` is the state after this round, and
+        no later one is in training.
     """
     federation, lifecycle = outputs.federation, outputs.lifecycle
     stage, checkpointer = outputs.stage, outputs.stage.checkpointer
@@ -261,17 +321,20 @@ def save_round(
         for sink in outputs.sinks:
             sink(round, scalars)
             sink.clients(round, client_numbers(log))
-    must_end = is_end_of_call and round < last and lifecycle.must_end()
+    must_end = can_end and round < last and lifecycle.must_end()
     is_saved = must_end or is_due(federation.checkpoint_every, round, last)
     if is_saved:
-        with lifecycle.timed("checkpoint"):
+        # In the shadow of the next round it takes no time.
+        with lifecycle.timed("checkpoint") if can_end else contextlib.nullcontext():
             with _with_advice(f"round {round + 1}", checkpointer):
                 stage.store.flush(round + 1)
                 cover_logs(outputs.sinks)
             files = ledger_files(stage.sim.accountant, round + 1)
-            checkpointer.save(round + 1, server, files=files)
-            with _with_advice(f"the copy of round {round + 1}", checkpointer):
-                lifecycle.saved()
+            checkpointer.begin_save(round + 1, server, files=files)
+            if must_end or lifecycle.is_mirrored:
+                checkpointer.wait()
+                with _with_advice(f"the copy of round {round + 1}", checkpointer):
+                    lifecycle.saved()
     if must_end:
         raise interrupted(checkpointer, f"round {round + 1}")
 
@@ -331,21 +394,34 @@ def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
 
 
 @contextlib.contextmanager
-def _with_advice(location: str, checkpointer: Checkpointer) -> Iterator[None]:
-    """Add the last checkpoint, and what to do, to errors of numbers and files."""
-    last, stage = checkpointer.latest(), checkpointer.stage
-    good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
+def _with_advice(
+    location: str,
+    checkpointer: Checkpointer,
+    kinds: type[OSError] | tuple[type[OSError], ...] = OSError,
+) -> Iterator[None]:
+    """Add the last checkpoint, and what to do, to errors of numbers and files.
+
+    Args:
+      kinds: of errors of files that say nothing of it yet.
+    """
+    stage = checkpointer.stage
+
+    def good() -> str:
+        if (last := checkpointer.last_complete()) is None:
+            return "there is no checkpoint"
+        return f"checkpoint {last} is good"
+
     try:
         yield
     except FloatingPointError as error:
         raise FloatingPointError(
-            f"{error}; {good}. Lower the learning rate of {stage} and start again with "
-            f"--overwrite={stage}, which keeps the stages before it."
+            f"{error}; {good()}. Lower the learning rate of {stage} and start again "
+            f"with --overwrite={stage}, which keeps the stages before it."
         ) from error
-    except OSError as error:
+    except kinds as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         cure = "Make room" if is_full else "See that it can be read and written"
         raise OSError(
-            f"{location} could not be finished ({str(error).rstrip('.')}); {good}. "
+            f"{location} could not be finished ({str(error).rstrip('.')}); {good()}. "
             f"{cure}, and start the same command again."
         ) from error

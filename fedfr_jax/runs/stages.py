@@ -22,6 +22,7 @@ from fedfr_jax.federated.privacy.accountant import (
     affordable_rounds,
     ended,
 )
+from fedfr_jax.federated.programs import size_of_call
 from fedfr_jax.federated.rounds import check_rounds_per_call
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
@@ -79,9 +80,12 @@ def check_calls(experiment: Experiment) -> None:
                     federation.rounds_per_call,
                     stage.trainer.algorithm,
                     federation.systems.build(task.population.num_clients),
-                    mesh=experiment.mesh,
-                    is_streamed=isinstance(task.dataset, Stream),
+                    experiment.mesh,
                 )
+                longest = loop.longest_call(federation, federation.rounds)
+                if longest > 1 and isinstance(task.dataset, Stream):
+                    parts = experiment, stage.trainer, task.dataset
+                    size_of_call(build_stage_simulation(*parts), longest)
 
 
 def start_stage(

@@ -29,6 +29,7 @@ class RunTime:
         self._before, uses = stored.get("seconds", 0.0), stored.get("uses", {})
         self.uses = {use: float(uses.get(use, 0.0)) for use in USES}
         self._spans, self._lock = [], threading.Lock()  # of compiling, in order
+        self._inner = [0.0]  # seconds of other uses, within each open block
 
     def save(self, *, share: int = 1) -> float:
         """Save the seconds so far; return the total.
@@ -42,27 +43,33 @@ class RunTime:
 
     @contextlib.contextmanager
     def timed(self, use: str) -> Iterator[None]:
-        """Count the block's seconds as `use`, without those spent on compilation."""
+        """Count the block's seconds as `use`, or as none of USES.
+
+        Those spent on compilation, and on other uses within the block, are not.
+        """
         begin = time.perf_counter()
+        self._inner.append(0.0)
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
+            seconds, inner = time.perf_counter() - begin, self._inner.pop()
             compiled = self._compiled_since(begin)
+            self._inner[-1] += seconds
             self.uses["compile"] += compiled
-            self.uses[use] += max(seconds - compiled, 0.0)
+            if use in self.uses:
+                self.uses[use] += max(seconds - inner - compiled, 0.0)
 
-    def move(self, seconds: float, source: str, target: str) -> None:
-        """Move seconds from one use to another."""
-        seconds = min(seconds, self.uses[source])
-        self.uses[source] -= seconds
-        self.uses[target] += seconds
+    def count(self, use: str, seconds: float) -> None:
+        """Count seconds of the block around this call as another use."""
+        self.uses[use] += seconds
+        self._inner[-1] += seconds
 
     def _compiled_since(self, begin: float) -> float:
+        """Seconds of compilation since then, which are counted once."""
         with self._lock:
-            seconds = sum(end - max(start, begin) for start, end in self._spans)
-            self._spans.clear()
-        return max(seconds, 0.0)
+            spans = [(max(start, begin), end) for start, end in self._spans]
+            self._spans = [span for span in self._spans if span[1] <= begin]
+        return sum(end - start for start, end in spans if end > begin)
 
     def note_compile(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Record a compilation time reported by JAX; overlapping ones count once."""

@@ -1,7 +1,7 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
 [--devices=D] [--model_shards=M] [--lanes=L] [--stop=R] [--kill=R] [--table=stream]
-[--disagree=1]
+[--per_call=R] [--disagree=1]
 --algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
 
@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from fedfr_jax import distributed
-from fedfr_jax.federated.settings import Settings
+from fedfr_jax.federated.settings import Federation, Settings
 
 ROUNDS = 5
 
@@ -40,6 +40,7 @@ def main(argv):
             streamed=given.get("table") == "stream",
             model_shards=int(given.get("model_shards", 1)),
             lanes=int(given.get("lanes", 1)),
+            per_call=int(given.get("per_call", 0)),
         )
     if "disagree" in given:
         folder, port = given["workdir"], int(given["coordinator"].rpartition(":")[2])
@@ -92,10 +93,22 @@ def kill_now(given):
     return True
 
 
-def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
+def run(
+    name,
+    folder,
+    stop,
+    *,
+    kill=0,
+    streamed=False,
+    model_shards=1,
+    lanes=1,
+    per_call=0,
+):
     """Start or go on under `folder` up to round `stop`; result.npz has the end.
 
-    Of a stream, read-I.npz says which rows process I read and whose they should be.
+    With `per_call` rounds in a call sums are reproducible, and nothing is due but the
+    last checkpoint. Of a stream, read-I.npz says which rows process I read and whose
+    they should be.
     """
     import jax
 
@@ -114,14 +127,22 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     rows_read, clients = [], []
     if streamed:
         read = lambda rows, images=table.images: rows_read.append(rows) or images[rows]
-        table = stream(read, table.labels, memory=2 * 12 * 68)  # a client at a time
+        memory = 2 * 12 * 68  # a client at a time
+        table = stream(read, table.labels, memory=memory * (20 if per_call else 1))
         rows_read.clear()
     sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
         population,
-        Settings(cohort_size=4, clients_per_device=lanes, local_epochs=2, seed=3),
+        Settings(
+            cohort_size=4,
+            clients_per_device=lanes,
+            local_epochs=2,
+            seed=3,
+            reproducible_sum=per_call > 0,
+            num_partial_sums=2,
+        ),
         mesh=meshes.make_mesh(0, model_shards),
     )
     state = loop.resume(sim, start_simulation(sim, variables), folder)
@@ -136,7 +157,10 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     with open_sinks(folder, ROUNDS, first, title=name) as sinks:
         nothing = lambda server, store: {}
         sinks = [*sinks, toys.Watcher(killer)]
-        to = loop.RunOutputs(state, nothing, sinks=sinks)
+        due = Federation()
+        if per_call:
+            due = Federation(checkpoint_every=0, rounds_per_call=per_call)
+        to = loop.RunOutputs(state, nothing, due, sinks)
         server = loop.train(sim.runs, server, [to], first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)

@@ -12,11 +12,14 @@ import fedfr_jax as ff
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.rounds import (
+    HostCall,
     advance,
     check_rounds_per_call,
-    load_call,
+    schedule_cohort,
     store_call,
 )
 from fedfr_jax.federated.settings import Federation
@@ -161,17 +164,25 @@ def test_a_call_ends_where_something_is_due():
     assert loop.longest_call(due, 13) == 3
 
 
+def call_of(sim, rounds):
+    """Cohorts and schedules of a call, without client states."""
+    cohorts = [before_round(sim, (), round) for round in rounds]
+    works = [schedule_cohort(sim, x, empty_prepared(3)) for x in cohorts]
+    ids = np.unique(np.concatenate([cohort.ids for cohort in cohorts]))
+    return HostCall(cohorts, works, ids, (), ())
+
+
 def test_the_first_bad_number_of_a_call_is_named_and_nothing_is_kept():
     sim = simulation(momentum, 2, clients_per_device=2)
     store = open_store(sim, start_simulation(sim, toys.norm_variables()))
-    call = load_call(sim, store, 0, 2, 2)
+    call = call_of(sim, range(2))
     found = {"update_is_finite": np.ones((2, 3)), "loss": np.ones((2, 3))}
     with pytest.raises(FloatingPointError, match="parameters after round 2 must be"):
-        store_call(sim, store, call, call.rows, found, np.array([True, False]))
+        store_call(sim, store, call, (), found, np.array([True, False]))
     found["loss"][1, 0] = np.nan
     client = call.cohorts[1].ids[0]
     with pytest.raises(FloatingPointError, match=f"client {client} in round 2 must be"):
-        store_call(sim, store, call, call.rows, found, np.array([True, True]))
+        store_call(sim, store, call, (), found, np.array([True, True]))
     assert store.newest() == 0
 
 
@@ -198,17 +209,39 @@ def test_each_round_of_a_call_is_within_the_budget_before_any_is_trained():
 def test_what_needs_the_host_is_refused_before_anything_compiles():
     mesh, prepares = make_mesh(1), toys.fedfr_toy()[0]
     check = functools.partial(check_rounds_per_call, "rounds_per_call")
-    here = {"mesh": mesh, "is_streamed": False}
-    check(1, prepares, Systems(), **here)
+    check(1, prepares, Systems(), mesh)
     with pytest.raises(ValueError, match="rounds_per_call must be 1 with an algorithm"):
-        check(2, prepares, Systems(), **here)
+        check(2, prepares, Systems(), mesh)
     with pytest.raises(ValueError, match="must be 1 with systems whose clients"):
-        check(2, momentum(), Systems(sampling=Oort()), **here)
-    table, population = toys.problem()
-    table = stream(Reader(table.images), table.labels)
-    sim = build_simulation(momentum(), toys.feed(), table, population, mesh=mesh)
+        check(2, momentum(), Systems(sampling=Oort()), mesh)
+    with pytest.raises(ValueError, match="must be 1 with model_shards above 1, got 2"):
+        check(2, momentum(), Systems(), make_mesh(1, 2))
+
+
+def streamed(make, **options):
+    table, _ = toys.problem()
+    table = stream(Reader(table.images), table.labels, **options)
+    return simulation(make, 2, table=table, clients_per_device=2)
+
+
+def test_a_call_reads_streamed_examples_with_the_bits_of_those_on_the_device(tmp_path):
+    expected = train(
+        simulation(momentum, 2, clients_per_device=2), tmp_path / "0", 6, 1
+    )
+    found = train(streamed(momentum), tmp_path / "1", 6, 3)  # calls of 3, 1 and 2
+    assert digest(found[:2]) == digest(expected[:2])
+    assert digest(found[3:]) == digest(expected[3:])
+
+
+def test_streamed_examples_of_a_call_that_do_not_fit_are_refused():
+    """Of a round with at most 16 and of a call with at most 48 examples a device."""
+    largest = np.sort(toys.SIZES)[::-1][:2].sum()
+    memory = int(2 * 2 * largest * 68)  # of two rounds
+    sim = streamed(momentum, memory=memory)
     server = start_simulation(sim, toys.norm_variables())
     store = open_store(sim, server)
-    with toys.compilations() as compiled, pytest.raises(ValueError, match="streamed"):
-        advance(sim.runs, server, [store], 0, 2)
+    words = "rounds_per_call must be at most 2, .* got 3. Lower it, or raise stream_buf"
+    with toys.compilations() as compiled, pytest.raises(ValueError, match=words):
+        advance(sim.runs, server, [store], 0, 3)
     assert not compiled
+    advance(sim.runs, server, [store], 0, 2)

@@ -12,7 +12,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import programs
 from fedfr_jax.federated.engine import Program
-from fedfr_jax.federated.rounds import load_call
+from fedfr_jax.federated.rounds import advance
 from fedfr_jax.federated.simulation import open_store
 from tests.federated import test_engine, test_stream, toys
 
@@ -121,7 +121,7 @@ def test_client_states_that_cannot_fit_are_refused_before_a_compile(monkeypatch)
         toys.simulate_round(sim, server, store, 0)
     assert sim.programs.run_whole.num_compiled() == 0
     with pytest.raises(MemoryError, match="rounds_per_call must fit .*, got 2: the"):
-        load_call(sim, store, 0, 2, 2)
+        advance(sim.runs, server, [store], 0, 2)
 
 
 def test_the_devices_of_a_cpu_share_what_the_machine_has_available(

@@ -70,6 +70,23 @@ def test_two_processes_give_the_run_of_one(two, whole):
     check_reading(two / "fedavg", num_rounds=5, count=2)
 
 
+def test_two_processes_give_the_bits_of_one_with_many_rounds_a_call(tmp_path):
+    """Of streamed examples, which each reads for its own clients."""
+    single = tmp_path / "single"
+    process_worker.run("fedavg", single, process_worker.ROUNDS, per_call=1)
+    flags = ["--devices=1", "--lanes=2", "--table=stream", "--per_call=2"]
+    start(tmp_path, *flags, count=2, names="fedavg")
+    found, expected = map(process_worker.result, (tmp_path / "fedavg", single))
+    for got, wanted in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    for got, wanted in zip(found[1], expected[1], strict=True):
+        got.pop("padding_ratio"), wanted.pop("padding_ratio")
+        assert got == wanted
+    for i in range(2):
+        part = dict(np.load(tmp_path / "fedavg" / f"read-{i}.npz"))
+        assert 0 < len(part["read"]) < toys.SIZES.sum() * process_worker.ROUNDS
+
+
 @pytest.mark.slow
 def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     message = (

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.rounds import train_calls
 from fedfr_jax.federated.simulation import open_store, start_simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.mesh import make_mesh
@@ -89,10 +90,10 @@ def test_waiting_for_what_the_server_prepares_counts():
     reader = Slow(toys.problem()[0].images)
     sim, server = build("fedfr", streamed={}, reader=reader)
     reader.seen.clear()  # the next reading is for the features
-    store = open_store(sim, server)
-    server, first = toys.simulate_round(sim, server, store, 0)
-    _, second = toys.simulate_round(sim, server, store, 1)
-    assert 0 < second.input_wait_seconds < 0.3 <= first.input_wait_seconds
+    calls, trained = [(0, 1), (1, 2)], []
+    train_calls(sim.runs, server, [open_store(sim, server)], calls, trained.append)
+    first, second = (call.wait_seconds for call in trained)
+    assert 0 < second < 0.3 <= first
 
 
 def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():

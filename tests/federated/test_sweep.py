@@ -13,6 +13,7 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.participation import before_round
+from fedfr_jax.federated.pipeline import CohortRows
 from fedfr_jax.federated.privacy import Privacy, private
 from fedfr_jax.federated.rounds import advance, assign, shared_tables
 from fedfr_jax.federated.settings import Settings
@@ -211,7 +212,12 @@ def test_members_share_a_table_unless_the_server_adds_to_it(
     runs = build(name, **STREAM, seeds=[8, 7, 8], cohort_size=cohort_size)
     servers, stores = start_sweep(runs, toys.norm_variables())
     works = [
-        assign(sim, runs.member(servers, 0), store, before_round(sim, (), 0))
+        assign(
+            sim,
+            runs.member(servers, 0),
+            [before_round(sim, (), 0)],
+            CohortRows(store, 0, lambda round: None),
+        )
         for sim, store in zip(runs.sims, stores, strict=True)
     ]
     assert shared_tables(runs, works) == expected

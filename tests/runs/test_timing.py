@@ -33,22 +33,25 @@ def test_what_compiles_within_another_or_beside_it_counts_once(clock, tmp_path):
     assert times.uses["training"] == pytest.approx(10 - 5)
 
 
-def test_the_wait_for_input_is_no_training(clock, tmp_path):
+def test_what_is_another_use_within_a_block_is_not_counted_twice(clock, tmp_path):
     times = RunTime(tmp_path / "seconds.json")
     with times.timed("training"):
-        clock(4)
-    times.move(1.0, "training", "input")
-    with times.timed("checkpoint"):
-        clock(6)
+        clock(1)
+        with times.timed("checkpoint"):
+            clock(3)
+        with times.timed("other"):
+            clock(5)
+        times.count("input", 1.0)
+        clock(7)
     found = times.goodput(8.0)
-    assert found["goodput"] == 0.375
+    assert found["goodput"] == 0.25
     assert found["time_shares"] == {
-        "training": 0.375,
+        "training": 0.25,
         "compile": 0.0,
         "input": 0.125,
         "evaluation": 0.0,
         "checkpoint": 0.25,
-        "other": 0.25,
+        "other": 0.375,
     }
 
 

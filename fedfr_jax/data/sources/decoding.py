@@ -7,7 +7,6 @@ their EXIF orientation; sizes and landmarks are those of the rotated image.
 import contextlib
 import functools
 import io
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal, NamedTuple
@@ -26,6 +25,7 @@ from fedfr_jax.data.preprocessing import KERNELS
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.types import Preprocessing
 
+NUMBERS = 8  # that a thread takes at a time
 MAX_PIXELS = 2**26  # of an image: 8192 x 8192
 # Pillow opens other formats with external programs (Ghostscript for EPS) or system
 # libraries.
@@ -251,12 +251,18 @@ def reader(
 def in_threads(work: Callable[[int], object], count: int) -> list:
     """[work(0), ..., work(count - 1)], on a thread per core.
 
-    Pillow and zlib release the interpreter's lock while they work.
+    Pillow and zlib release the interpreter's lock while they work. Threads take a few
+    numbers at a time, so that neither slow ones nor their number costs much.
     """
-    number = min(4 * num_cores(), count or 1)
-    parts = np.array_split(np.arange(count), number)
-    results = _pool().map(lambda part: [work(index) for index in part.tolist()], parts)
-    return list(itertools.chain.from_iterable(results))
+    results, starts = [None] * count, iter(range(0, count, NUMBERS))
+
+    def take(_):
+        for start in starts:
+            for index in range(start, min(start + NUMBERS, count)):
+                results[index] = work(index)
+
+    list(_pool().map(take, range(min(num_cores(), -(-count // NUMBERS)))))
+    return results
 
 
 def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
