@@ -435,10 +435,10 @@ def host_barrier(name: str) -> None:
       name: of this barrier alone.
     """
     if jax.process_count() > 1:
-        from orbax.checkpoint import multihost
+        from jax._src.distributed import global_state  # which Orbax uses too
 
-        wait = multihost.get_barrier_sync_fn()
-        wait(key=name, timeout_ms=BARRIER_SECONDS * 1000)
+        assert global_state.client is not None
+        global_state.client.wait_at_barrier(name, BARRIER_SECONDS * 1000)
 
 
 @contextlib.contextmanager

@@ -5,19 +5,26 @@
 Rounds of the workload `emnist_cnn` whose reader sleeps as long as a round trains: one
 after the other, as calls of `advance`, and together, as a run trains them. Then small
 images that cost nothing to decode, read for a hundred clients: client by client, with
-four tasks for each of a hundred workers, and at once.
+four tasks for each of a hundred workers, and at once. Last small JPEGs, decoded by the
+decoder alone, by threads and by processes.
 """
 
+import io
 import itertools
 import json
+import pathlib
 import statistics
+import tempfile
 import time
 
 import numpy as np
 import ours
 import workloads
+from PIL import Image
 
 from fedfr_jax.data.sources import decoding
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.index import index_files, open_index
 from fedfr_jax.data.stream import stream
 from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated import rounds, simulation
@@ -117,10 +124,39 @@ def measure_images(num_clients=100, examples=100, shape=(28, 28, 1)) -> dict:
     return {**rates, "times_as_many": rates["at_once"] / rates["client_by_client"]}
 
 
+def measure_jpegs(count=4000, side=112) -> dict:
+    """JPEG files decoded a second: by the decoder alone, by threads, by processes."""
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(count):
+            small = random.integers(256, size=(14, 14, 3), dtype=np.uint8)
+            picture = Image.fromarray(small).resize((side, side))
+            picture.save(f"{folder}/{i:05}.jpg", quality=90)
+        source = open_index(index_files(open_files(folder)), side)
+        encoded = [path.read_bytes() for path in pathlib.Path(folder).iterdir()]
+        rows = np.arange(count)
+
+        def alone():
+            for data in encoded:
+                np.asarray(Image.open(io.BytesIO(data), formats=("JPEG",)))
+
+        rates = {}
+        ways = {"decoder_alone_on_a_core": (alone, 99), "threads": (source.read, 99)}
+        ways["processes"] = source.read, 1
+        for name, (work, decoding.MIN_CORES) in ways.items():
+            given = () if work is alone else (rows,)
+            work(*given)
+            begin = time.perf_counter()
+            work(*given)
+            rates[name] = count / (time.perf_counter() - begin)
+    return rates
+
+
 def main():
     use_every_core(num_processes=1)
     work = workloads.WORKLOADS["emnist_cnn"]
-    result = {"rounds": measure_rounds(work), "images_per_cpu_second": measure_images()}
+    result = {"jpegs_per_second": measure_jpegs(), "rounds": measure_rounds(work)}
+    result["images_per_cpu_second"] = measure_images()
     print(json.dumps(result, indent=1))
 
 

@@ -31,7 +31,7 @@ from fedfr_jax.federated.engine import (
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.schedule import waves_of_device
 from fedfr_jax.federated.state import Simulation
-from fedfr_jax.federated.streaming import StreamShape
+from fedfr_jax.federated.streaming import StreamedData, StreamShape
 from fedfr_jax.mesh import free_bytes, is_out_of_memory
 from fedfr_jax.mesh import shapes_at as placed
 from fedfr_jax.types import PyTree
@@ -138,7 +138,7 @@ def _gib(size: float) -> str:
 
 
 def size_of_call(sim: Simulation, max_rounds: int, num_tables: int = 1) -> StreamShape:
-    """Size of the only segment of a round, whose examples a call has `max_rounds` of.
+    """Size of a round's only segment in a call, whose table has those of all rounds.
 
     Args:
       num_tables: of a round, see `rounds.shared_tables`.
@@ -146,23 +146,20 @@ def size_of_call(sim: Simulation, max_rounds: int, num_tables: int = 1) -> Strea
     Raises:
       ValueError: when the streamed examples of two calls do not fit.
     """
-    settings, count = sim.settings, sim.num_places
+    settings, data = sim.settings, sim.data
     devices, lanes = sim.mesh.shape[meshes.CLIENTS], settings.clients_per_device
-    waves = waves_of_device(count, devices, lanes, settings.partial_sums)
-
-    def size_of(rounds):
-        return sim.data.size_of_waves(sim.largest, lanes, waves, rounds * num_tables)
-
-    size = size_of(max_rounds)
-    if size.segments > 1:
-        numbers = range(max_rounds - 1, 1, -1)
-        fits = next((n for n in numbers if size_of(n).segments == 1), 1)
+    waves = waves_of_device(sim.num_places, devices, lanes, settings.partial_sums)
+    if not isinstance(data, StreamedData):
+        return StreamShape(1, waves, 0)
+    rows = int(sim.largest[: waves * lanes].sum())
+    fits = data.dataset.memory // (2 * rows * data.dataset.example_bytes * num_tables)
+    if max_rounds > fits:
         raise ValueError(
-            f"rounds_per_call must be at most {fits}, so that the streamed examples of "
-            f"two calls fit stream_buffer_gib, got {max_rounds}. Lower it, or raise "
-            "stream_buffer_gib."
+            f"rounds_per_call must be at most {max(fits, 1)}, so that the streamed "
+            f"examples of two calls fit stream_buffer_gib, got {max_rounds}. Lower it, "
+            "or raise stream_buffer_gib."
         )
-    return size
+    return StreamShape(1, waves, rows, 0)
 
 
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:

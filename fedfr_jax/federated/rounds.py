@@ -13,7 +13,7 @@ of the call.
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -195,7 +195,7 @@ class Reading(NamedTuple):
                 server = self.runs.member(servers, s) if is_serial else None
                 numbers = range(first, end)
                 with region("sample"):
-                    drawn = self.cohorts[s : s + 1] or [
+                    drawn = list(self.cohorts[s : s + 1]) or [
                         before_round(sim, server, round) for round in numbers
                     ]
                 if sim.settings.reproducible_sum:
@@ -460,7 +460,7 @@ def put_rows(runs: Runs, rows: PyTree) -> PyTree:
 class Dispatched(NamedTuple):
     """Results of a call of all runs, as soon as the devices have begun with it."""
 
-    loaded: "LoadedRound | LoadedCall"
+    loaded: Any  # a LoadedRound or LoadedCall, without what is on the devices
     servers: PyTree
     rows: PyTree  # client states
     metrics: dict
@@ -485,9 +485,8 @@ def train_round(
             return trained, work_during(trained.is_finite, work)
     late, total, outputs, rows = 0.0, None, [], []
     with check_memory_on_call(sim, programs.run) as run:
-        for i in range(loaded.num_segments):
-            if i:
-                _, segment = ahead.take()
+        for _ in range(loaded.num_segments):
+            segment = segment or ahead.take()[1]
             arguments = *segment, loaded.constants
             if total is None:
                 total = programs.start(servers, *arguments)
@@ -499,7 +498,7 @@ def train_round(
             # To its end, so that at most two tables exist.
             late += work_during(output.weight, work)
             work = None
-            del segment, arguments
+            segment = arguments = None
         inputs = total, outputs, loaded.order, loaded.constants
         servers, metrics = programs.finish(servers, *inputs)
         trained = dispatched(runs, loaded, servers, rows, metrics)

@@ -203,14 +203,7 @@ class DeviceData:
         self, works: Sequence[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
         """One segment with all waves."""
-        return self.size_of_waves(largest, 1, works[0].slots.shape[1], num_tables)
-
-    def size_of_waves(
-        self, largest: np.ndarray, lanes: int, waves: int, num_tables: int
-    ) -> StreamShape:
-        """`size_of` rounds of so many waves."""
-        del largest, lanes, num_tables
-        return StreamShape(1, waves, 0)
+        return StreamShape(1, works[0].slots.shape[1], 0)
 
     def in_segments(
         self, work: RoundInputs, size: StreamShape, first_row: int
@@ -275,19 +268,6 @@ class StreamedData:
             lanes=works[0].slots.shape[2],
             waves=works[0].slots.shape[1],
             room=capacity_for(capacity, max_added, int(largest[0]), self.rooms),
-        )
-
-    def size_of_waves(
-        self, largest: np.ndarray, lanes: int, waves: int, num_tables: int
-    ) -> StreamShape:
-        """`size_of` rounds of so many waves, to whose clients no examples are added."""
-        return fit_waves(
-            self.dataset,
-            np.cumsum(largest),
-            memory=self.dataset.memory // num_tables,
-            lanes=lanes,
-            waves=waves,
-            room=0,
         )
 
     def in_segments(

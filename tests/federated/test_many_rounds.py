@@ -224,6 +224,7 @@ def streamed(make, **options):
     return simulation(make, 2, table=table, clients_per_device=2)
 
 
+@pytest.mark.usefixtures("run_level")
 def test_a_call_reads_streamed_examples_with_the_bits_of_those_on_the_device(tmp_path):
     expected = train(
         simulation(momentum, 2, clients_per_device=2), tmp_path / "0", 6, 1

@@ -232,7 +232,7 @@ def test_no_member_plays_a_round_that_overspends_its_privacy():
     )
     runs = build(make=make, cohort_size=5, hypers=HYPERS[:2], seeds=SEEDS[:2])
     with pytest.raises(ValueError, match="must stay within privacy.epsilon=4, but"):
-        advance(runs, None, [None, None], 1)
+        advance(runs, *start_sweep(runs, toys.norm_variables()), 1)
 
 
 def test_clients_that_take_time_are_refused_in_one_line():

@@ -22,10 +22,13 @@ from fedfr_jax.data.align import (
     transform,
 )
 from fedfr_jax.data.preprocessing import KERNELS
+from fedfr_jax.data.sources.decode_process import process_of_thread
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.types import Preprocessing
 
 NUMBERS = 8  # that a thread takes at a time
+# From where processes decode: with so many cores, and images in one read.
+MIN_CORES, MIN_IMAGES = 4, 1024
 MAX_PIXELS = 2**26  # of an image: 8192 x 8192
 # Pillow opens other formats with external programs (Ghostscript for EPS) or system
 # libraries.
@@ -248,21 +251,81 @@ def reader(
     return read
 
 
+class ImageDecoder(NamedTuple):
+    """How the encoded images of a set are decoded; can be pickled."""
+
+    image_shape: tuple[int, int, int]  # (H, W, C) of the result
+    preprocessing: Preprocessing
+    stored_size: tuple[int, int] | None = None  # that every image must have
+
+    def __call__(self, data: bytes, origin: str, warp: Warp | None) -> np.ndarray:
+        """Pixels [H, W, C] uint8 of the bytes of an image file."""
+        height, width, channels = self.image_shape
+        image = decode(data, origin, channels)
+        if self.stored_size not in (None, (image.height, image.width)):
+            raise ValueError(
+                f"{origin} must have the first image's size {self.stored_size}, "
+                f"got {(image.height, image.width)}. Set align=True."
+            )
+        return prepare_image(image, (height, width), self.preprocessing, warp)
+
+
+def encoded_reader(
+    encoded: Callable[[int], tuple[bytes, str, Warp | None]],
+    decoder: ImageDecoder,
+    num_images: int,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Build `Source.read` of encoded images, from the arguments of `decoder` by row.
+
+    Many are decoded by a process for each thread, see `decode_process`.
+    """
+
+    def read(indices):
+        rows = check_rows(indices, num_images).tolist()
+        images = np.empty((len(rows), *decoder.image_shape), np.uint8)
+        has_processes = num_cores() >= MIN_CORES and len(rows) >= MIN_IMAGES
+
+        def fill(start, stop):
+            items = [encoded(row) for row in rows[start:stop]]
+            if has_processes:
+                process_of_thread().decode(decoder, items, images[start:stop])
+                return
+            for index, item in enumerate(items, start):
+                images[index] = decoder(*item)
+
+        parts_in_threads(fill, len(rows))
+        return images
+
+    return read
+
+
 def in_threads(work: Callable[[int], object], count: int) -> list:
     """[work(0), ..., work(count - 1)], on a thread per core.
 
-    Pillow and zlib release the interpreter's lock while they work. Threads take a few
-    numbers at a time, so that neither slow ones nor their number costs much.
+    Pillow and zlib release the interpreter's lock while they work.
     """
-    results, starts = [None] * count, iter(range(0, count, NUMBERS))
+    results: list = [None] * count
+
+    def take(start, stop):
+        for index in range(start, stop):
+            results[index] = work(index)
+
+    parts_in_threads(take, count)
+    return results
+
+
+def parts_in_threads(work: Callable[[int, int], None], count: int) -> None:
+    """Do work(start, stop) for all of `count` numbers, on a thread per core.
+
+    Threads take a few numbers at a time, so that neither slow ones nor many cost much.
+    """
+    starts = iter(range(0, count, NUMBERS))
 
     def take(_):
         for start in starts:
-            for index in range(start, min(start + NUMBERS, count)):
-                results[index] = work(index)
+            work(start, min(start + NUMBERS, count))
 
     list(_pool().map(take, range(min(num_cores(), -(-count // NUMBERS)))))
-    return results
 
 
 def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:

@@ -12,13 +12,12 @@ import numpy as np
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.decoding import (
     Alignment,
+    ImageDecoder,
     ImageSize,
-    decode,
+    encoded_reader,
     parse_size,
     plan_alignment,
-    prepare_image,
     read_size,
-    reader,
 )
 from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
 from fedfr_jax.data.sources.selection import keep_identities, stored_images
@@ -150,19 +149,13 @@ def image_reader(
       alignment: of the faces to the template; None for none.
       stored_size: (H, W) that every image must have; None for any.
     """
-    height, width, channels = image_shape
 
-    def load(row):
-        image = decode(index.read(row), index.origin(row), channels)
-        if stored_size not in (None, (image.height, image.width)):
-            raise ValueError(
-                f"{index.origin(row)} must have the first image's size {stored_size}, "
-                f"got {(image.height, image.width)}. Set align=True."
-            )
+    def encoded(row):
         warp = None if alignment is None else alignment.warp(row)
-        return prepare_image(image, (height, width), preprocessing, warp)
+        return index.read(row), index.origin(row), warp
 
-    return reader(load, len(index.names), image_shape)
+    decoder = ImageDecoder(image_shape, preprocessing, stored_size)
+    return encoded_reader(encoded, decoder, len(index.names))
 
 
 def listed_images(
