@@ -76,7 +76,7 @@ def lowered_by_a_run(config, name, play):
         texts.append(program.lower(*arguments).as_text())
         raise Lowered
 
-    watched = types.SimpleNamespace(lower=lower, needs={}, fitting=set())
+    watched = types.SimpleNamespace(lower=lower, needs={}, fitting={})
     sim = sim._replace(programs=sim.programs._replace(**{name: watched}))
     with pytest.raises(Lowered):
         play(sim, server, open_store(sim, server))
@@ -91,8 +91,10 @@ def test_the_program_from_shapes_is_the_program_of_the_run():
     assert list(found) == ["round"] and [found["round"].as_text()] == texts
 
 
-def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
+@pytest.mark.parametrize("place", ["device", "stream"])
+def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run(place):
     federation = {**CLASSES["federation"], "rounds": 4, "rounds_per_call": 2}
+    federation["data_placement"] = place
     settings = {**CLASSES, "federation": {**federation, "checkpoint_every": 2}}
     with here():
         found = stage_programs(build(settings), "fedavg")
