@@ -28,7 +28,7 @@ from fedfr_jax.types import Preprocessing
 
 NUMBERS = 8  # that a thread takes at a time
 # From where processes decode: with so many cores, and images in one read.
-MIN_CORES, MIN_IMAGES = 4, 1024
+MIN_CORES, MIN_IMAGES = 2, 4096
 MAX_PIXELS = 2**26  # of an image: 8192 x 8192
 # Pillow opens other formats with external programs (Ghostscript for EPS) or system
 # libraries.
