@@ -26,7 +26,7 @@ from fedfr_jax.data.sources.decode_process import process_of_thread
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.types import Preprocessing
 
-NUMBERS = 8  # that a thread takes at a time
+NUMBERS = 16  # that a thread takes at a time
 # From where processes decode: with so many cores, and images in one read.
 MIN_CORES, MIN_IMAGES = 2, 4096
 MAX_PIXELS = 2**26  # of an image: 8192 x 8192
