@@ -22,6 +22,31 @@ class InputError(OSError):
     """Input of a round that could not be read."""
 
 
+class Alone:
+    """`Ahead` of one value, made when it is taken, by the thread that takes it.
+
+    JAX's settings within a block, such as `jax.enable_x64`, are those of a thread.
+    """
+
+    def __init__(self, values: Iterator):
+        self._values = values
+
+    def is_ready(self) -> bool:
+        """Whether `take` returns at once."""
+        return False
+
+    def take(self) -> Any:
+        """The value."""
+        return next(self._values)
+
+    def waited(self) -> float:
+        """Seconds of waiting for another thread."""
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing is being made."""
+
+
 class Ahead:
     """Values of an iterator, each made by a thread while the one before is used."""
 

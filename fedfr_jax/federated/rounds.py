@@ -38,7 +38,7 @@ from fedfr_jax.federated.participation import (
     local_steps,
     received_metrics,
 )
-from fedfr_jax.federated.pipeline import Ahead, CohortRows, Progress, work_during
+from fedfr_jax.federated.pipeline import Ahead, Alone, CohortRows, Progress, work_during
 from fedfr_jax.federated.programs import (
     check_memory_on_call,
     check_rows_fit,
@@ -132,7 +132,8 @@ def train_calls(
     is_roomy = kind.check_rows(runs, stores, max_rounds, cohorts)
     progress = Progress(calls[0][0], servers if is_serial else None)
     reading = Reading(runs, stores, calls, progress, max_rounds, cohorts, is_roomy)
-    ahead, before = Ahead(kind.read(reading)), None
+    has_one = len(calls) == 1 and not sim.data.is_streamed
+    ahead, before = (Alone if has_one else Ahead)(kind.read(reading)), None
 
     def take_before(is_alone: bool) -> None:
         nonlocal before, servers
@@ -468,7 +469,7 @@ class Dispatched(NamedTuple):
 
 
 def train_round(
-    runs: Runs, servers: PyTree, ahead: Ahead, work: Callable[[], None] | None
+    runs: Runs, servers: PyTree, ahead: Ahead | Alone, work: Callable[[], None] | None
 ) -> tuple[Dispatched, float]:
     """`CallKind.train`: segment by segment. `rows` are lists of those of segments."""
     loaded, segment = ahead.take()
@@ -817,7 +818,7 @@ def put_call(
 
 
 def train_call(
-    runs: Runs, servers: PyTree, ahead: Ahead, work: Callable[[], None] | None
+    runs: Runs, servers: PyTree, ahead: Ahead | Alone, work: Callable[[], None] | None
 ) -> tuple[Dispatched, float]:
     """`CallKind.train`. `rows` are [U, ...], `metrics` [n, K], `is_finite` [n].
 
