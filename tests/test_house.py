@@ -32,6 +32,7 @@ LAZY += "|dp_accounting|jax_privacy|flwr"
 LAZY += "|jinja2|vl_convert|starlette|uvicorn|wandb|trackio|mlflow"
 # A client's step, a central one, and the server's on rows of classes.
 GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")
+GRADIENTS += ("convolutions/",)
 # Patterns of source text, and which files may hold them.
 ONLY_IN = {
     r"^ *(import|from) flax\b": ("models/",),

@@ -4,12 +4,12 @@
         [--plan]
 
 Nothing runs: compilers say what a device needs, which collectives there are and, on a
-TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
-with exit code 1 where a program does not compile, does not fit its device or has more
-collectives or kernels than its plan, or a loop in a counted local step for which a GPU
-would ask the host. Beside it stands the memory that `fedfr plan` says without a
-compiler; --plan asks that alone, of the rows that are kept. Writes
-results/accelerators.json and the table of docs/explanation/accelerators.md.
+TPU, how many cycles a step takes. Data are black images of a set's counts. Stops with
+exit code 1 where a program does not compile, does not fit its device or has more
+collectives, kernels, cycles or wider windows than its plan, or a loop in a counted
+local step for which a GPU would ask the host. Beside it stands the memory that
+`fedfr plan` says without a compiler; --plan asks that alone, of the rows that are kept.
+Writes results/accelerators.json and the table of docs/explanation/accelerators.md.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import results_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
 PAGE = ROOT / "docs" / "explanation" / "accelerators.md"
 BEGIN, END = "<!-- table: written from here -->", "<!-- to here -->"
 POD = "v5p:4x4x8"  # a v5p-256: 128 chips of two cores
@@ -43,6 +44,8 @@ class Program(NamedTuple):
     devices: tuple[str, ...] = PODS
     most: dict[str, int] = ROUND  # in the whole program, and in a step
     most_kernels: int | None = None  # in a step; None for any number
+    most_cycles: int | None = None  # of a TPU in a step
+    most_window: int | None = None  # side of a grouped convolution's window on a GPU
 
 
 def blank(**counts) -> str:
@@ -178,6 +181,55 @@ PROGRAMS = {
 }
 
 
+def small_cnn(lanes: int, *changes: str, **most: int) -> Program:
+    """64 clients of EMNIST on each device, so many at a time."""
+    words = (
+        "--config=classification/emnist",
+        blank(num_identities=62, images_per_identity=500, image_size=28, channels=1),
+        "--config.partition={'num_clients': 256}",
+        "--config.federation.cohort_size=256",
+        "--config.federation.data_placement=device",
+        f"--config.federation.clients_per_device={lanes}",
+        *changes,
+    )
+    about = f"FedAvg: a small CNN at 28 pixels, batch 20, {lanes} lanes"
+    devices = ("v5p:2x2x1", "h200:1x1x1")
+    return Program(about, "fedavg", words, devices, most_window=7, **most)
+
+
+PROGRAMS |= {
+    "emnist_1": small_cnn(1, most_cycles=280_000),
+    "emnist_16": small_cnn(16, most_cycles=2_000_000),
+    "emnist_64": small_cnn(64, most_cycles=8_000_000),
+    "cifar_resnet18": Program(
+        "FedAvg: ResNet-18 at 32 pixels, batch 32, 8 lanes",
+        "fedavg",
+        (
+            "--config=classification/emnist",
+            blank(num_identities=10, images_per_identity=500, image_size=32),
+            "--config.partition={'num_clients': 32}",
+            "--config.federation.cohort_size=32",
+            "--config.federation.batch_size=32",
+            "--config.federation.data_placement=device",
+            "--config.federation.clients_per_device=8",
+            '--config.model={"name": "resnet", "depth": 18}',
+        ),
+        devices=("v5p:2x2x1", "h200:1x1x1"),
+        most_window=7,
+    ),
+    "iresnet50": Program(
+        "FedAvg: IResNet-50 at 112 pixels in bfloat16, batch 64, one lane",
+        "fedavg",
+        (
+            *PROGRAMS["iresnet18"].words,
+            "--config.partition.num_clients=4",
+            "--config.model.depth=50",
+        ),
+        devices=("v5p:2x2x1", "h200:1x1x1"),
+    ),
+}
+
+
 def r1200(classes: int, rule: str, device: str, depth: int = 1200) -> Program:
     """BigFace's R1.2K, 64 images a device, all its leaves cut as the rule says."""
     batch = 64 * (128 if device == POD else 8)
@@ -292,6 +344,12 @@ def faults_of(program: Program, found: dict) -> list[str]:
     kernels = max((x.get("step") or {}).get("kernels", 0) for x in found.values())
     if program.most_kernels is not None and kernels > program.most_kernels:
         faults.append(f"{kernels} kernels in step, planned {program.most_kernels}")
+    cycles = max((x.get("step") or {}).get("cycles", 0) for x in found.values())
+    if program.most_cycles is not None and cycles > program.most_cycles:
+        faults.append(f"{cycles:,} cycles in step, planned {program.most_cycles:,}")
+    window = max((x.get("step") or {}).get("grouped_window", 0) for x in found.values())
+    if program.most_window is not None and window > program.most_window:
+        faults.append(f"a grouped window of {window}, planned {program.most_window}")
     return faults
 
 
@@ -313,33 +371,45 @@ HEADINGS = (
     "their MB",
     "kernels a step",
     "convolutions",
-    "TPU's estimate, ms",
+    "widest grouped window",
+    "MB written a step, in a TPU's tiles",
+    "million cycles a step",
+    "ms",
     "compile s",
 )
 
 
 def table(rows: dict) -> str:
     """Markdown, a line for each program."""
+    from fedfr_jax.plan.devices import DEVICES
+
     lines = [" | ".join(HEADINGS), " | ".join("---" for _ in HEADINGS)]
     for row in rows.values():
         of_plan = row.get("planned_gib")
         for name, of in row["programs"].items():
             shown = f"{of_plan:.2f}" if of_plan is not None else ""
-            words = [f"{row['about']}, {row['on']}", *cells(name, of, shown)]
+            clock = DEVICES[row["on"].partition(":")[0]].clock
+            words = [f"{row['about']}, {row['on']}", *cells(name, of, shown, clock)]
             lines.append(" | ".join(words))
             of_plan = None  # the first program is the one that is planned
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def cells(name: str, of: dict, of_plan: str) -> list[str]:
-    """A program's cells of the table, `of_plan` what a plan says of it."""
+def cells(name: str, of: dict, of_plan: str, clock: float) -> list[str]:
+    """A program's cells of the table.
+
+    Args:
+      of_plan: what a plan says of its memory.
+      clock: of a TPU, cycles a second.
+    """
     if "gib" not in of:
-        return [name, f"no: {of['says']}", "", of_plan, *[""] * 6]
+        return [name, f"no: {of['says']}", "", of_plan, *[""] * 9]
     whole, step = of["whole"], of["step"] or {}
     inside = step or whole
     each = inside["collectives"] or whole["collectives"]
     sizes = inside["megabytes"] or whole["megabytes"]
-    seconds = of["optimal_seconds"]
+    cycles, written = step.get("cycles", 0), step.get("written_mb", 0)
+    padded = f"{written:,.0f}, {step['padded_mb']:,.0f}" if written else ""
     return [
         name if of["fits"] else f"{name}: too large",
         f"{of['gib']['needed']:.2f}",
@@ -349,7 +419,10 @@ def cells(name: str, of: dict, of_plan: str) -> list[str]:
         ", ".join(f"{size:,.1f}" for size in sizes.values()),
         str(step.get("kernels", "")),
         str(step.get("convolutions", "")),
-        f"{1e3 * seconds:.2f}" if seconds else "",
+        str(step.get("grouped_window", "")),
+        padded,
+        f"{cycles / 1e6:.2f}" if cycles else "",
+        f"{1e3 * cycles / clock:.2f}" if cycles else "",
         f"{of['compile_seconds']:.0f}",
     ]
 

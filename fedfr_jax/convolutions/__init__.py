@@ -4,15 +4,18 @@
 flax, equinox, haiku or `jax.lax`. `FORMS` is the choice: what computes an operation on
 which platform, by the devices that a program is traced for (`mesh.platform`), so that a
 round can be compiled for devices that this machine does not have. Operations that it
-does not name are XLA's own. `use_forms("xla")` turns all of it off.
+does not name are XLA's own. `value_and_grad` is that of a client which may be one of
+several lanes. `use_forms("xla")` turns all of it off.
 
-  forms      the choice
-  rewriting  evaluates a traced function with other computations of some operations
-  conv       convolution on a CPU, by patches or shifted images
-  winograd   3x3 convolution with fewer products
-  pooling    pooling by slices
+  forms         the choice
+  rewriting     evaluates a traced function with other computations of some operations
+  conv          convolution on a CPU, by patches or shifted images
+  winograd      3x3 convolution with fewer products
+  pooling       pooling by slices
+  lane_kernels  convolution on a GPU, with gradients for several lanes
+  side_by_side  gradients of several lanes whose channels share an axis, on a TPU
 """
 
-from fedfr_jax.convolutions.forms import FORMS, fast, use_forms
+from fedfr_jax.convolutions.forms import FORMS, fast, use_forms, value_and_grad
 
-__all__ = ["FORMS", "fast", "use_forms"]
+__all__ = ["FORMS", "fast", "use_forms", "value_and_grad"]

@@ -4,10 +4,11 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
 
+import jax
 from jax.extend.core import primitives
 
 from fedfr_jax import mesh
-from fedfr_jax.convolutions import pooling
+from fedfr_jax.convolutions import lane_kernels, pooling, side_by_side
 from fedfr_jax.convolutions.conv import convolution
 from fedfr_jax.convolutions.rewriting import Rules, rewritten
 from fedfr_jax.schema import check_choice
@@ -26,7 +27,10 @@ FORMS: dict[str, Rules] = {
         primitives.reduce_window_sum_p: pooling.sum_pooling,
         **_BY_SLICES,
     },
-    "gpu": _BY_SLICES,
+    "gpu": {
+        primitives.conv_general_dilated_p: lane_kernels.convolution,
+        **_BY_SLICES,
+    },
     "tpu": {},
     "xla": {},  # as on a platform that is not here
 }
@@ -58,7 +62,22 @@ def use_forms(name: str) -> Iterator[None]:
         _FORMS.reset(token)
 
 
-def _forms() -> Rules:
+def value_and_grad(loss: Callable) -> Callable:
+    """`jax.value_and_grad(loss, has_aux=True)` of a client, which may be vmapped.
+
+    Args:
+      loss: params -> (loss [], auxiliary results).
+    """
+    if _platform() == "tpu":
+        return side_by_side.value_and_grad(loss)
+    return jax.value_and_grad(loss, has_aux=True)
+
+
+def _platform() -> str:
     platform = mesh.platform()
     platform = "gpu" if platform in mesh.GPUS else platform
-    return FORMS.get(_FORMS.get() or platform, {})
+    return _FORMS.get() or platform
+
+
+def _forms() -> Rules:
+    return FORMS.get(_platform(), {})

@@ -24,6 +24,7 @@ from jax.custom_batching import custom_vmap
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.aux_loss import as_aux_loss
+from fedfr_jax.convolutions import value_and_grad
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
@@ -326,7 +327,7 @@ def local_step(local: LocalTraining, moves: str = "") -> Callable:
             network = {**variables, "params": all_params(params)}
             return loss_fn(unshard(network), batch, key, **round_args)
 
-        (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        (loss, aux), grads = value_and_grad(loss_of)(params)
         stats, metrics = aux
         rate = lambda: learning_rate_at(local, client, step)
         optimizer = optimizer_at(local, params, rate)

@@ -8,6 +8,7 @@ that does not depend on the devices.
 """
 
 import heapq
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,38 @@ class Schedule(NamedTuple):
     useful_steps: int  # sum of the clients' steps
     imbalance: float  # busiest device's wave steps over the mean device's, >= 1
 
+    @property
+    def padding_ratio(self) -> float:
+        """Steps of lanes that train over useful ones, >= 1."""
+        return self.executed_steps / max(self.useful_steps, 1)
+
+    @property
+    def idle_ratio(self) -> float:
+        """Steps until the busiest device has ended, of all lanes, over useful ones."""
+        return self.imbalance * self.padding_ratio
+
+
+def num_waves(
+    cohort_size: int, lanes: int, num_devices: int, partial_sums: int | None = None
+) -> int:
+    """Waves that a device runs one after the other, see `build_schedule`."""
+    sums = partial_sums or num_devices
+    return -(-cohort_size // (sums * lanes)) * -(-sums // num_devices)
+
+
+def choose_lanes(
+    seconds_of: Callable[[int], float], waves_of: Callable[[int], int], most: int
+) -> int:
+    """Lanes in [1, most] with which a round is shortest; the fewest of equals.
+
+    Args:
+      seconds_of: number of lanes -> duration of a step of all of them, which does not
+        fall: of the numbers with as many waves the smallest is tried.
+      waves_of: number of lanes -> waves of the busiest device, see `num_waves`.
+    """
+    tried = [n for n in range(1, most + 1) if n == 1 or waves_of(n) < waves_of(n - 1)]
+    return min(tried, key=lambda n: (waves_of(n) * seconds_of(n), n))
+
 
 def waves_of_device(
     count: int, num_devices: int, lanes: int, partial_sums: int | None = None
@@ -88,12 +121,12 @@ def build_schedule(
     count, partial_sums = len(num_steps), partial_sums or num_devices
     ties = np.arange(count) if ids is None else ids
     order = np.lexsort((ties, -num_steps))
-    num_waves = -(-count // (partial_sums * lanes))  # of a partial sum
+    waves = num_waves(count, lanes, partial_sums)  # of a partial sum
     cut = np.full((-(-count // lanes), lanes), -1, np.int32)
     cut.reshape(-1)[:count] = order
     whole = -(-partial_sums // num_devices) * num_devices
-    slots = np.full((whole, num_waves, lanes), -1, np.int32)
-    slots[_assign(num_steps[cut[:, 0]], partial_sums, num_waves)] = cut
+    slots = np.full((whole, waves, lanes), -1, np.int32)
+    slots[_assign(num_steps[cut[:, 0]], partial_sums, waves)] = cut
     steps = np.where(slots >= 0, np.take(num_steps, slots, mode="clip"), 0)
     longest = steps.max(axis=2).reshape(num_devices, -1).sum(axis=1)  # [A]
     executed = int(longest.sum())

@@ -154,9 +154,8 @@ def compile_programs(
 
     Returns:
       compile_seconds; fits; gib: of a device by use, `needed` in total; whole and step:
-      see `hlo.Counts`, step None if there is none; optimal_seconds: a TPU's estimate
-      with one iteration of each loop, None if there is none or a negative one. If the
-      program does not fit, only fits (false) and the compiler's message, `says`.
+      see `hlo.Counts`, step None if there is none. If the program does not fit, only
+      fits (false) and the compiler's message, `says`.
     """
     start = time.perf_counter()
     try:
@@ -170,7 +169,6 @@ def compile_programs(
     text = hlo.parse(compiled.as_text() or "")
     step = hlo.count_step(text, num_devices, max(steps_per_loop, default=1))
     limit = meshes.memory()  # None of a CPU
-    estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
         "compile_seconds": round(seconds, 1),
         "fits": limit is None or memory["needed"] * GIB <= limit,
@@ -178,7 +176,6 @@ def compile_programs(
         "whole": hlo.count_program(text, num_devices)._asdict(),
         "step": step and step._asdict(),
         "steps_per_loop": steps_per_loop,
-        "optimal_seconds": estimate if estimate > 0 else None,
     }
 
 

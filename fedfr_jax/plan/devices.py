@@ -46,6 +46,7 @@ class Device(NamedTuple):
     usable: float = USABLE["gpu"]
     launch: float = 3e-6  # of a kernel
     note: str = ""
+    clock: float = 0.0  # cycles/s of a TPU, 0 of others
 
     @property
     def capacity(self) -> float:
@@ -60,11 +61,18 @@ TPU_NOTE = (
 )
 
 
-def tpu(name: str, peak: float, memory: float, bandwidth: float, link: float) -> Device:
-    """A TPU; float32 products take one bfloat16 pass, or six at HIGHEST precision."""
+def tpu(
+    name: str, peak: float, memory: float, bandwidth: float, link: float, units: int
+) -> Device:
+    """A TPU; float32 products take one bfloat16 pass, or six at HIGHEST precision.
+
+    Args:
+      units: multiplications of a cycle; the clock follows from the peak.
+    """
     sizes = {"memory": memory, "bandwidth": bandwidth, "link": link}
     limits = {"usable": USABLE["tpu"], "launch": 1e-6, "note": TPU_NOTE}
-    return Device(f"TPU {name}", peak, peak, peak / 6, **sizes, **limits)
+    clock = peak / (2 * units)
+    return Device(f"TPU {name}", peak, peak, peak / 6, **sizes, **limits, clock=clock)
 
 
 # Assumed of every device: convolutions of 64 to 512 channels reach REACHED of the peak,
@@ -84,9 +92,9 @@ DEVICES = {
         link=150e9,
         note="a V100 has no bfloat16 in its tensor cores: float16's rate is assumed",
     ),
-    "v5e": tpu("v5e", 197e12, 16e9, 0.819e12, 100e9),
-    "v5p": tpu("v5p", 459e12, 95e9, 2.765e12, 200e9),
-    "v6e": tpu("v6e", 918e12, 32e9, 1.638e12, 200e9),
+    "v5e": tpu("v5e", 197e12, 16e9, 0.819e12, 100e9, 4 * 128**2),
+    "v5p": tpu("v5p", 459e12, 95e9, 2.765e12, 200e9, 8 * 128**2),
+    "v6e": tpu("v6e", 918e12, 32e9, 1.638e12, 200e9, 4 * 256**2),
 }
 
 

@@ -29,6 +29,13 @@ CALLS = re.compile(r"\b(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|[^
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 BODY = re.compile(r"\bbody=%?([\w.-]+)")
 TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# A shape, its axes from minor to major, and the tile of the minor ones
+TILED = re.compile(
+    r"\b(pred|[a-z]+(?=\d))(\d*)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
+)
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+GROUPS = re.compile(r"\bfeature_group_count=(\d+)")
+WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 CONSTANT = re.compile(r"= [su]32\[\][^ ]* constant\((\d+)\)")
 
 
@@ -57,6 +64,13 @@ class Counts(NamedTuple):
     megabytes: dict[str, float]  # of the whole arrays that these make, on a device
     # Loops of unknown length: in each of their iterations a GPU waits for the host.
     open_loops: int = 0
+    # A TPU compiler's estimate; a loop of unknown length counts one iteration.
+    cycles: int = 0
+    # Of all kernels' results, and of these in a TPU's tiles
+    written_mb: float = 0.0
+    padded_mb: float = 0.0
+    # Largest side of the window of a convolution of several groups
+    grouped_window: int = 0
 
 
 def parse(text: str) -> Program:
@@ -121,22 +135,33 @@ def _find(pattern: re.Pattern, text: str) -> str:
 
 
 def _counts(program, name, num_devices) -> Counts:
-    kinds, sizes = Counter(), defaultdict(float)
+    kinds, sizes, window = Counter(), defaultdict(float), 0
     for line, times, is_fused in _run(program, name):
         kind = line.name.removesuffix("-start")
+        if not is_fused and line.name != "while":
+            kinds["cycles"] += times * int(_find(CYCLES, line.rest) or 0)
         if kind in COLLECTIVES:
             kinds[kind] += times
             sizes[kind] += times * _bytes(line, kind, num_devices) / 1e6
         elif _is_convolution(line):
             kinds["convolutions"] += times
+            window = max(window, _grouped_window(line))
         elif line.name == "while" and _turns(program, line) is None:
             kinds["open_loops"] += times
         if kind in KERNELS and not is_fused:
             kinds["kernels"] += times
+            for shape in TILED.findall(line.shape):
+                written, padded = _tiled_bytes(*shape)
+                sizes["written"] += times * written / 1e6
+                sizes["padded"] += times * padded / 1e6
     return Counts(
         kernels=kinds.pop("kernels", 0),
         convolutions=kinds.pop("convolutions", 0),
         open_loops=kinds.pop("open_loops", 0),
+        cycles=kinds.pop("cycles", 0),
+        written_mb=round(sizes.pop("written", 0.0), 3),
+        padded_mb=round(sizes.pop("padded", 0.0), 3),
+        grouped_window=window,
         collectives=dict(kinds),
         megabytes={kind: round(size, 6) for kind, size in sizes.items()},
     )
@@ -158,6 +183,27 @@ def _run(program, name, times=1, is_fused=False):
 def _is_convolution(line) -> bool:
     is_call = line.name == "custom-call" and "conv" in line.rest.partition("target=")[2]
     return line.name == "convolution" or is_call
+
+
+def _grouped_window(line) -> int:
+    """Largest side of a convolution's window; 0 of one that has a single group."""
+    is_grouped = int(_find(GROUPS, line.rest) or 1) > 1
+    sides = _find(WINDOW, line.rest).split("x") if is_grouped else ()
+    return max(map(int, filter(None, sides)), default=0)
+
+
+def _tiled_bytes(kind, bits, shape, axes, tile) -> tuple[int, int]:
+    """Bytes of an array, and of its tiles."""
+    width = 1 if kind == "pred" else max(int(bits) // 8, 1)
+    sizes, tile = _numbers(shape), _numbers(tile)[::-1]
+    minor = [sizes[axis] for axis in _numbers(axes)] or sizes[::-1]
+    tile += [1] * (len(minor) - len(tile))
+    padded = [-(-n // t) * t for n, t in zip(minor, tile, strict=False)]
+    return width * math.prod(sizes), width * math.prod(padded)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(x) for x in text.split(",") if x]
 
 
 def _bytes(line, kind, num_devices) -> int:

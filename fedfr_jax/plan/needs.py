@@ -22,6 +22,7 @@ from fedfr_jax.central.settings import build_mesh, build_step_sharding
 from fedfr_jax.central.sharding import leaf_sharding, shardings
 from fedfr_jax.central.step import State
 from fedfr_jax.federated import sums
+from fedfr_jax.federated.schedule import choose_lanes, num_waves
 from fedfr_jax.federated.systems.state import WithSystems, plain_server
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.plan.devices import Device, seconds
@@ -30,7 +31,9 @@ from fedfr_jax.plan.program_cost import (
     ProgramCost,
     bytes_on_device,
     on_device,
+    plain,
     program_cost,
+    tiled,
 )
 from fedfr_jax.runs.shapes import (
     StageShapes,
@@ -54,6 +57,8 @@ class DeviceWork(NamedTuple):
     times: float
     lanes: int = 1
     busy: float = 1.0  # share of all devices' lanes that have a client
+    # Number of lanes -> waves of a round, of clients that train
+    waves_of: Callable[[int], int] | None = None
 
 
 class Requirements(NamedTuple):
@@ -90,6 +95,12 @@ class Requirements(NamedTuple):
         """Expected seconds of the whole stage."""
         return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
 
+    def fastest_lanes(self, device: Device, most: int) -> int:
+        """Lanes in [1, most] with which a federated stage's rounds are shortest."""
+        kernels, waves_of = self.work[0].kernels, self.work[0].waves_of
+        assert waves_of is not None
+        return choose_lanes(lambda n: seconds(kernels, device, n), waves_of, most)
+
     def utilization(self, device: Device) -> float:
         """Model FLOPs utilization, relative to the devices' bfloat16 peak."""
         model_flops = PASSES * self.forward * self.images
@@ -97,15 +108,23 @@ class Requirements(NamedTuple):
 
 
 def needs_function(
-    experiment: Experiment, name: str, hard_negatives: int | None = None
+    experiment: Experiment,
+    name: str,
+    hard_negatives: int | None = None,
+    has_tiles: bool = False,
 ) -> Callable[..., Requirements]:
-    """Build (**changed numbers) -> `Requirements` of a stage."""
+    """Build (**changed numbers) -> `Requirements` of a stage.
+
+    Args:
+      has_tiles: whether the devices are TPUs.
+    """
     trainer = experiment.stages[name].trainer
+    tiles = {"has_tiles": has_tiles}
     if isinstance(trainer, CentralTrainer):
-        stored = example_shapes(experiment)
-        return functools.partial(central_needs, trainer, experiment.mesh, stored)
+        arguments = trainer, experiment.mesh, example_shapes(experiment)
+        return functools.partial(central_needs, *arguments, **tiles)
     return functools.partial(
-        federated_needs, experiment, name, hard_negatives=hard_negatives
+        federated_needs, experiment, name, hard_negatives=hard_negatives, **tiles
     )
 
 
@@ -116,6 +135,7 @@ def central_needs(
     *,
     batch_size: int = 0,
     num_classes: int = 0,
+    has_tiles: bool = False,
 ) -> Requirements:
     """Compute what a central stage needs on each device.
 
@@ -140,6 +160,7 @@ def central_needs(
         jax.make_jaxpr(epochs.step)(*arguments).jaxpr,
         sizes={i: on_device(x) for i, x in enumerate(leaves) if hasattr(x, "sharding")},
         num_devices=devices,
+        padding=tiled(1) if has_tiles else plain,
     )
     parts, grads = _central_parts(trainer, mesh, state)
     parts["activations and other temporaries"] = max(cost.peak - grads, 0.0)
@@ -229,6 +250,7 @@ def federated_needs(
     *,
     batch_size: int = 0,
     hard_negatives: int | None = None,
+    has_tiles: bool = False,
 ) -> Requirements:
     """Compute what the rounds of a federated stage need on each device.
 
@@ -251,7 +273,8 @@ def federated_needs(
     added = int(sizes.max()) if hard_negatives is None else hard_negatives
     added = min(added, max_added)
     steps = mean_steps(experiment, trainer, sizes + added)
-    cost = program_cost(shapes.client.program, loop_turns=steps)
+    padding = tiled(sim.settings.clients_per_device) if has_tiles else plain
+    cost = program_cost(shapes.client.program, loop_turns=steps, padding=padding)
     work = [round_work(shapes, cost, federation.rounds)]
     if shapes.client.prepare:
         prepared = program_cost(shapes.client.prepare, num_devices=devices)
@@ -306,13 +329,15 @@ def round_work(shapes: StageShapes, client: ProgramCost, rounds: int) -> DeviceW
     sim = shapes.sim
     devices, shards = meshes.device_grid(sim.mesh)
     lanes = sim.settings.clients_per_device
-    waves = math.ceil(sim.settings.cohort_size / devices / lanes)
-    busy = sim.settings.cohort_size / (waves * devices * lanes)
+    cohort, partial_sums = sim.settings.cohort_size, sim.settings.partial_sums
+    waves_of = lambda n: num_waves(cohort, n, devices, partial_sums)
+    waves = waves_of(lanes)
+    busy = cohort / (waves * devices * lanes)
     kernels = [
         k._replace(flops=k.flops / shards, moved=k.moved / shards)
         for k in client.kernels
     ]
-    return DeviceWork(kernels, float(rounds * waves), lanes, busy)
+    return DeviceWork(kernels, float(rounds * waves), lanes, busy, waves_of)
 
 
 def _round_parts(shapes: StageShapes, rounds_per_call: int) -> dict[str, float]:

@@ -7,14 +7,14 @@ plan that must answer at once, for devices that are not there, has this estimate
 Fusion is modeled by one rule: an elementwise result is stored only if an operation that
 cannot be fused needs it (a convolution, a product, a sort, a loop, an output); others
 recompute it from stored values. Values live from there to their last use, in the
-program's order. Not modeled: the compiler's scheduling, workspaces of convolutions and
-padding of layouts.
+program's order. On a TPU they take whole tiles of 8 x 128 numbers (`tiled`). Not
+modeled: the compiler's scheduling and workspaces of convolutions.
 
 FLOPs are those of products and convolutions, of loop bodies times their turns.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -109,13 +109,59 @@ def bytes_on_device(tree: PyTree) -> float:
     return sum(map(on_device, jax.tree.leaves(tree)))
 
 
-def cost_of_steps(steps: list[Step], outs: list[Value]) -> ProgramCost:
+Padding = Callable[[Sequence[int], int], float]  # (shape, bytes of a number) -> ratio
+
+
+def plain(shape: Sequence[int], width: int) -> float:
+    """`Padding` of memory without tiles."""
+    del shape, width
+    return 1.0
+
+
+def tiled(lanes: int) -> Padding:
+    """`Padding` of a TPU's memory, in tiles of 8 x 128 numbers of four bytes.
+
+    The last axis lies along the 128, if it is no narrower than 16, and that axis across
+    which takes the least. Lanes that fill 128 share a tile, see
+    `convolutions.side_by_side`.
+    """
+
+    def padding(shape: Sequence[int], width: int) -> float:
+        if len(shape) < 2 or not math.prod(shape):
+            return 1.0
+        rows = 32 // width
+        *others, last = shape
+        beside = max(
+            n for n in range(1, 17) if lanes % n == 0 and n * last <= 128 or n == 1
+        )
+        minor = [(i, _fill(n, 128)) for i, n in enumerate(others)]
+        if last >= 16:
+            minor = [(len(others), _fill(beside * last, 128))]
+        else:
+            minor.append((len(others), _fill(last, 128)))
+        return min(
+            ratio * _fill(n, rows)
+            for i, ratio in minor
+            for j, n in enumerate(shape)
+            if i != j
+        )
+
+    return padding
+
+
+def _fill(size: int, unit: int) -> float:
+    return -(-size // unit) * unit / size
+
+
+def cost_of_steps(
+    steps: list[Step], outs: list[Value], padding: Padding = plain
+) -> ProgramCost:
     """Cost of a body's steps, with the results `outs`."""
     _mark_stored(steps)
     for value in outs:  # results live until the end
         for root in _stored(value):
             root.last = len(steps)
-    return _simulate(steps)
+    return _simulate(steps, padding)
 
 
 def _mark_stored(steps: list[Step]) -> None:
@@ -142,25 +188,30 @@ def _stored(value: Value) -> tuple[Value, ...]:
     return (value,) if value.is_stored else value.roots
 
 
-def _simulate(steps: list[Step]) -> ProgramCost:
+def _simulate(steps: list[Step], padding: Padding) -> ProgramCost:
     """Simulate the memory over the steps, and collect their kernels."""
     ending = {}
+
+    def taken(value: Value) -> float:
+        width = value.whole / max(math.prod(value.shape), 1)
+        return value.size * padding(value.shape, min(max(int(width), 1), 4))
+
     kernels, alive, peak, used = [], {}, 0.0, 0.0
     for number, step in enumerate(steps):
         results = [x for x in step.outs if x.is_stored and not x.is_argument]
         if step.name.startswith(IN_PLACE) or step.carried:
             for value in step.carried or step.ins[:1]:
                 if value.last == number and id(value) in alive:
-                    used -= alive.pop(id(value)).size
+                    used -= taken(alive.pop(id(value)))
         for value in results:
             if id(value) not in alive:
                 alive[id(value)] = value
-                used += value.size
+                used += taken(value)
                 ending.setdefault(max(value.last, number), []).append(value)
         peak = max(peak, used + (step.inner.peak if step.inner else 0.0))
         for value in ending.pop(number, []):
             if id(value) in alive:
-                used -= alive.pop(id(value)).size
+                used -= taken(alive.pop(id(value)))
         kernels += _kernels(step)
     return ProgramCost(peak, kernels)
 
@@ -196,6 +247,7 @@ def program_cost(
     sizes: Mapping[int, float] | None = None,
     loop_turns: float = 1.0,
     num_devices: int = 1,
+    padding: Padding = plain,
 ) -> ProgramCost:
     """Estimate the cost of a program on one device.
 
@@ -203,10 +255,11 @@ def program_cost(
       sizes: {number of an argument: its bytes on a device}; others are whole.
       loop_turns: of `while` loops with products in them: local steps.
       num_devices: that take part in collectives.
+      padding: of arrays that it computes.
     """
     sizes = sizes or {}
     arguments = [Value(v.aval, sizes.get(i)) for i, v in enumerate(program.invars)]
-    return _Body([], num_devices, loop_turns).cost(program, arguments)
+    return _Body([], num_devices, loop_turns, padding).cost(program, arguments)
 
 
 class _Body(NamedTuple):
@@ -215,6 +268,7 @@ class _Body(NamedTuple):
     steps: list[Step]
     num_devices: int
     loop_turns: float
+    padding: Padding
 
     def cost(self, jaxpr: Jaxpr, arguments: Sequence[Value] = ()) -> ProgramCost:
         """Cost of a body whose arguments are stored already."""
@@ -222,7 +276,8 @@ class _Body(NamedTuple):
         arguments = [*_consts(jaxpr), *arguments]
         for value in arguments:
             value.is_argument = value.is_stored = True
-        return cost_of_steps(self.steps, self.flatten(jaxpr, arguments))
+        outputs = self.flatten(jaxpr, arguments)
+        return cost_of_steps(self.steps, outputs, self.padding)
 
     def inner(self, loop_turns: float) -> "_Body":
         """An empty body of a loop or a branch."""

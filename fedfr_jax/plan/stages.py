@@ -75,7 +75,7 @@ def plan_stage(
         sources are never read.
       hard_negatives: see `federated_needs`.
     """
-    needs_of = needs_function(experiment, name, hard_negatives)
+    needs_of = needs_function(experiment, name, hard_negatives, bool(device.clock))
     needs = needs_of()
     stored = example_shapes(experiment)
     whole = stored.num_examples * stored.example_bytes
@@ -87,6 +87,11 @@ def plan_stage(
     room = device.capacity - size
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
     trainer, seconds = experiment.stages[name].trainer, needs.seconds(device)
+    fits = fitting_values(trainer, needs, needs_of, room, max_local)
+    lanes = {}
+    if needs.lanes:
+        fastest = needs.fastest_lanes(device, max(fits["lanes"], 1))
+        lanes = {"idle_ratio": 1 / needs.work[0].busy, "fastest_lanes": fastest}
     return {
         "kind": "federated" if needs.lanes else "central",
         "batch_size": needs.batch_size,
@@ -98,15 +103,24 @@ def plan_stage(
         "usable_bytes": device.capacity,
         "fits": needs.memory <= room,
         "is_streamed": is_streamed,
-        "max_that_fit": fitting_values(trainer, needs, needs_of, room, max_local),
+        "max_that_fit": fits,
+        **lanes,
         "forward_flops_per_image": needs.forward,
         "flops_per_image": needs.flops,
         "images": needs.images,
         "images_per_second": needs.images / max(seconds, 1e-9),
         "utilization": needs.utilization(device),
         "hours": seconds / 3600,
-        "notes": list(needs.notes),
+        "notes": [*needs.notes, *_tile_notes(needs, device)],
     }
+
+
+def _tile_notes(needs: Requirements, device: Device) -> list[str]:
+    """What a TPU's tiles of eight rows make of a client's batch."""
+    batch, rows = needs.batch_size, -(-needs.batch_size // 8) * 8
+    if not (device.clock and needs.lanes) or batch == rows:
+        return []
+    return [f"a client's batch of {batch} takes a TPU's tiles of {rows}, as {rows} do"]
 
 
 def fitting_values(
@@ -170,6 +184,10 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         f"  {'time':46}{duration(3600 * numbers['hours'])}",
         f"  {'largest that fit, one at a time':46}{fits}",
     ]
+    if lanes := numbers["lanes"]:
+        ratio, fastest = numbers["idle_ratio"], numbers["fastest_lanes"]
+        told = f"{lanes}, {ratio:.2f}; expected fastest: {fastest} lanes"
+        lines.append(f"  {'lanes, idle ratio':46}{told}")
     notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in notes]
     return "\n".join(lines)
@@ -234,8 +252,8 @@ def _format_program(name, program):
             f"a step: {step['kernels']} kernels, {step['convolutions']} of convolutions"
             f", collectives: {_collectives(step)}"
         )
-    if seconds := program["optimal_seconds"]:
-        parts.append(f"{1e3 * seconds:.2f} ms with one iteration per loop (estimate)")
+    if cycles := step.get("cycles"):
+        parts.append(f"{cycles:,} cycles a step (the compiler's estimate)")
     return "\n  ".join([f"{name}:", *parts])
 
 

@@ -380,7 +380,8 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
         scalars["added_examples_max"] = float(outcome.num_added.max())
     plan = outcome.schedule
     scalars["num_idle_clients"] = float((~has_step).sum())
-    scalars["padding_ratio"] = plan.executed_steps / max(plan.useful_steps, 1)
+    scalars["padding_ratio"] = plan.padding_ratio
+    scalars["idle_ratio"] = plan.idle_ratio
     return {**scalars, **outcome.counts}
 
 

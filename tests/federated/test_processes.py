@@ -39,7 +39,8 @@ def assert_same(folder, expected, atol=1e-6):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=atol)
     assert len(rows) == len(wanted_rows) == process_worker.ROUNDS
     for got, wanted in zip(rows, wanted_rows, strict=True):
-        got.pop("padding_ratio"), wanted.pop("padding_ratio")
+        for name in ("padding_ratio", "idle_ratio"):
+            got.pop(name), wanted.pop(name)
         assert got == pytest.approx(wanted, rel=1e-5, abs=atol)
 
 

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfr_jax.federated.sampling import random_client, sample_cohort
-from fedfr_jax.federated.schedule import build_schedule, choose_steps_per_loop
+from fedfr_jax.federated.schedule import (
+    build_schedule,
+    choose_lanes,
+    choose_steps_per_loop,
+    num_waves,
+)
 
 MOST_STEPS = 2000
 
@@ -70,6 +75,55 @@ def test_every_client_has_exactly_one_slot(steps, num_devices, lanes):
     waves = -(-len(steps) // (num_devices * lanes))
     assert plan.slots.shape == (num_devices, waves, lanes)
     assert plan.executed_steps >= plan.useful_steps == steps.sum()
+    longest = np.where(plan.slots >= 0, steps[plan.slots], 0).max(2).sum(1).max()
+    assert plan.idle_ratio * max(steps.sum(), 1) == pytest.approx(
+        longest * num_devices * lanes
+    )
+    assert plan.idle_ratio >= plan.padding_ratio
+
+
+def test_devices_that_wait_for_the_last_wave_are_idle():
+    plan = build_schedule(np.ones(10_000, int), num_devices=128, lanes=64)
+    assert plan.padding_ratio == pytest.approx(157 * 64 / 10_000)
+    assert plan.idle_ratio == pytest.approx(2 * 128 * 64 / 10_000)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 9),
+    st.sampled_from([None, 1, 4, 6]),
+    st.floats(0, 20),
+    st.floats(0.1, 2),
+)
+def test_no_other_number_of_lanes_has_a_shorter_round(
+    cohort, num_devices, partial_sums, launch, work
+):
+    """By the schedule's own waves, of clients of one step."""
+    most = min(cohort, 40)
+    seconds = lambda lanes: launch + work * lanes
+
+    def duration(lanes):
+        plan = build_schedule(
+            np.ones(cohort, int),
+            num_devices=num_devices,
+            lanes=lanes,
+            partial_sums=partial_sums,
+        )
+        waves = plan.slots.shape[1] * plan.slots.shape[0] // num_devices
+        return waves * seconds(lanes)
+
+    waves_of = lambda n: num_waves(cohort, n, num_devices, partial_sums)
+    best = choose_lanes(seconds, waves_of, most)
+    rounds = [duration(lanes) for lanes in range(1, most + 1)]
+    assert duration(best) == pytest.approx(min(rounds))
+    assert all(x > min(rounds) * (1 - 1e-9) for x in rounds[: best - 1])
+
+
+def test_lanes_that_fill_all_devices_beat_a_power_of_two():
+    waves_of = lambda n: num_waves(10_000, n, 128)
+    assert choose_lanes(lambda n: 1 + 0.1 * n, waves_of, 64) == 40
+    assert choose_lanes(lambda n: 5 + 0.1 * n, waves_of, 200) == 79
 
 
 # So many clients that on 8 devices too a wave is short beside a device's load.

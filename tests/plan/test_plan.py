@@ -11,6 +11,7 @@ from PIL import Image
 from fedfr_jax import mesh
 from fedfr_jax.cli.main import main
 from fedfr_jax.configs import base
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
@@ -44,8 +45,8 @@ TINY = {"name": "mlp", "hidden_dim": 32}
 
 @pytest.fixture(autouse=True)
 def as_in_a_run():
-    """Schedules of optax count on it."""
-    with jax.numpy_dtype_promotion("standard"):
+    """Schedules of optax count on it; a plan traces XLA's own convolutions."""
+    with jax.numpy_dtype_promotion("standard"), use_forms("xla"):
         yield
 
 
@@ -317,6 +318,9 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     assert "8 x NVIDIA A100" in said and "largest that fit" in said
     numbers = json.loads(kept.read_text())["stages"]["fedavg"]
     assert numbers["fits"] and numbers["max_that_fit"]["lanes"] == 1
+    # Two clients on eight devices: six wait.
+    assert numbers["idle_ratio"] == 4 and numbers["fastest_lanes"] == 1
+    assert "1, 4.00; expected fastest: 1 lanes" in said
     assert main([*words[:-1], "--methods=nosuch"]) == 2
     says = capsys.readouterr().err
     assert "--methods must be one of ['fedavg', 'pretrained'], got 'nosuch'" in says

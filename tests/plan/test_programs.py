@@ -154,12 +154,12 @@ PROGRAM = """HloModule made_up
 
 %inside (a: f32[4]) -> f32[4] {
   %a = f32[4]{0} parameter(0)
-  ROOT %c = f32[4]{0} convolution(%a, %a), dim_labels=b01f_01io->b01f
+  ROOT %c = f32[4]{0} convolution(%a, %a), window={size=3x24 pad=0_0x0_0}, dim_labels=b01f_01io->b01f, feature_group_count=4
 }
 
 %block (p: (s32[], f32[4])) -> (s32[], f32[4]) {
   %p = (s32[], f32[4]{0}) parameter(0)
-  %f = f32[4]{0} fusion(%p), kind=kOutput, calls=%inside
+  %f = f32[4,20]{0,1:T(8,128)} fusion(%p), kind=kOutput, calls=%inside, backend_config={"window_config":{"estimated_cycles":"40"}}
   %g = f32[32]{0} all-gather(%f), dimensions={0}
   ROOT %t = (s32[], f32[4]{0}) tuple(%p, %f)
 }
@@ -179,7 +179,7 @@ PROGRAM = """HloModule made_up
   %p.3 = (s32[], f32[4]{0}) parameter(0)
   %w = (s32[], f32[4]{0}) while(%p.3), condition=%few, body=%block
   %r = bf16[2]{0} reduce-scatter(%w), dimensions={0}, to_apply=%inside
-  ROOT %copy = (s32[], f32[4]{0}) copy(%w)
+  ROOT %copy = (s32[], f32[4]{0}) copy(%w), backend_config={"estimated_cycles":"7"}
 }
 
 ENTRY %main (x: f32[4]) -> f32[4] {
@@ -188,7 +188,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
   %s = ((f32[4]{0}), f32[4]{0}) all-reduce-start(%v), to_apply=%inside
   ROOT %d = f32[4]{0} all-reduce-done(%s)
 }
-"""
+"""  # noqa: E501
 
 
 def test_a_step_counts_its_loops_as_often_as_they_turn():
@@ -197,6 +197,11 @@ def test_a_step_counts_its_loops_as_often_as_they_turn():
     assert (step.convolutions, step.kernels) == (5, 6)
     assert step.collectives == {"all-gather": 5, "reduce-scatter": 1}
     assert (step.open_loops, whole.open_loops) == (0, 1)
+    assert step.cycles == whole.cycles == 5 * 40 + 7  # loops turn five times
+    # Columns of 4 lie along the 128 of a tile, 20 rows along three times eight.
+    assert step.written_mb == pytest.approx((5 * 320 + 20) / 1e6, abs=1e-3)
+    assert step.padded_mb == pytest.approx(5 * 24 * 128 * 4 / 1e6, abs=1e-3)
+    assert step.grouped_window == 24
     assert step.megabytes == {"all-gather": 5 * 128 / 1e6, "reduce-scatter": 32 / 1e6}
     assert whole.collectives == {**step.collectives, "all-reduce": 1}
     assert whole.megabytes["all-reduce"] == 16 / 1e6
