@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import shutil
+import threading
 import time
 
 import jax
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
+from fedfr_jax.federated import rounds
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.rounds import check_metrics
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.settings import Federation, Settings
@@ -49,8 +52,24 @@ def build(name, **changes):
     return sim, start_simulation(sim, variables)
 
 
-def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
-    """Start or go on under `folder`; `kill_at` = (where, round)."""
+def train(
+    sim,
+    server,
+    folder,
+    *,
+    kill_at=None,
+    evaluate_every=1,
+    checkpoint_every=2,
+    rounds=ROUNDS,
+    finalized=lambda: None,
+    seen=lambda round: None,
+):
+    """Start or go on under `folder`; `kill_at` = (where, round).
+
+    Args:
+      finalized: called in the background before a checkpoint is complete.
+      seen: called with each round once it is logged.
+    """
     state = loop.resume(sim, server, folder)
     sim, server, store, checkpointer, first = state
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
@@ -63,10 +82,17 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
         return {"weights": Evaluation({"norm": norm})}
 
     def killer(round, scalars):
+        seen(round)
         if kill_at == ("after sinks", round):
             raise Killed
 
-    begin_save = checkpointer.begin_save
+    begin_save, finalize = checkpointer.begin_save, checkpointer._handler.finalize
+
+    def finalizing(directory):
+        finalized()
+        finalize(directory)
+
+    checkpointer._handler.finalize = finalizing
 
     def saving(step, state, **files):
         if kill_at == ("before checkpoint", step - 1):
@@ -77,7 +103,9 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
 
     checkpointer.begin_save = saving
     with contextlib.closing(sink), contextlib.closing(clients):
-        due = Federation(evaluate_every=1, checkpoint_every=checkpoint_every)
+        due = Federation(
+            evaluate_every=evaluate_every, checkpoint_every=checkpoint_every
+        )
         all_sinks = [sink, clients, toys.Watcher(killer)]
         to = loop.RunOutputs(state, evaluate, due, all_sinks)
         server = loop.train(sim.runs, server, [to], first, rounds)
@@ -166,6 +194,74 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     for name, entry in manifest.read(broken).items():
         assert entry.size == (broken / name).stat().st_size
     assert {*manifest.read(broken)} == {"metrics.jsonl", "clients.jsonl"}
+
+
+def test_a_run_that_is_killed_while_the_next_round_trains_ends_with_the_same_bits(
+    tmp_path,
+):
+    """Also in the background, before its checkpoint is complete."""
+    sim, server = build("fedavg")
+    few = {"evaluate_every": 0, "checkpoint_every": 2}
+    whole = train(sim, server, tmp_path / "whole", **few)
+
+    def kill():
+        raise Killed
+
+    broken = tmp_path / "broken"
+    stops = [("after sinks", 0), ("before checkpoint", 1), ("after checkpoint", 1)]
+    for kill_at in [*stops, ("after sinks", 2), ("before checkpoint", 3)]:
+        with pytest.raises(Killed):
+            train(sim, server, broken, kill_at=kill_at, **few)
+        with pytest.raises(OSError, match="could not be written to .*Killed"):
+            train(sim, server, broken, finalized=kill, **few)
+    resumed = train(sim, server, broken, **few)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert lines(broken) == lines(tmp_path / "whole")
+    log = lambda folder: (folder / "clients.jsonl").read_text()
+    assert log(broken) == log(tmp_path / "whole")
+
+
+def test_an_input_that_cannot_be_read_costs_no_round_and_names_what_is_left(
+    tmp_path, monkeypatch
+):
+    """As of a bucket that refuses while the round before trains."""
+    sim, server = build("fedavg")
+
+    def refusing(sim, server, round):
+        if round == 3:
+            raise OSError("503 Slow Down")
+        return before_round(sim, server, round)
+
+    monkeypatch.setattr(rounds, "before_round", refusing)
+    words = r"finished \(input could not be read \(503 Slow Down\)\); checkpoint 3 is"
+    with pytest.raises(OSError, match=words) as error:
+        train(sim, server, tmp_path, evaluate_every=0, checkpoint_every=1)
+    assert "\n" not in str(error.value)
+    assert [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_checkpoint_is_written_while_the_next_rounds_train_and_awaited_at_the_end(
+    tmp_path,
+):
+    sim, server = build("fedavg")
+    is_logged, events = threading.Event(), []
+
+    def seen(round):
+        events.append(round)
+        if round == 3:
+            is_logged.set()
+
+    late = {"evaluate_every": 0, "checkpoint_every": 2, "rounds": 4}
+
+    def finalized():
+        if "complete" not in events:  # the first, until the last round is logged
+            assert is_logged.wait(30)
+        events.append("complete")
+
+    train(sim, server, tmp_path, finalized=finalized, seen=seen, **late)
+    assert events == [0, 1, 2, 3, "complete", "complete"]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]"))
+    assert kept == ["2", "4"]
 
 
 @pytest.mark.parametrize("stops", [[], [("after checkpoint", 5)]])
