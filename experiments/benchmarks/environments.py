@@ -28,6 +28,11 @@ RECIPES = {
     ),
     "pfl": (f"pfl[pytorch]==0.6.0 {TORCH}",),
     "flower": (f"flwr[simulation]==1.41.0 {TORCH} numpy",),
+    # It asks for Python 3.14; `peer_blazefl.py` says what is changed for an older one.
+    "blazefl": (
+        f"{TORCH} numpy tqdm",
+        "--no-deps --ignore-requires-python blazefl==3.0.0",
+    ),
     "tff": (TFF, f"--no-deps {TFF_ALONE}", TFF_REST),
 }
 PYTHON = "python3.11"  # the newest that all recipes install on

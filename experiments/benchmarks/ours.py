@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import phases
 import workloads
+from flax import linen as nn
 
 from fedfr_jax.convolutions import fast, use_forms
 from fedfr_jax.data.augment import horizontal_flip
@@ -23,14 +24,30 @@ from fedfr_jax.federated.settings import Federation, Settings
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.linen import xavier_uniform
+from fedfr_jax.models.linen import from_linen, xavier_uniform
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces.methods import METHODS, Counts, face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
 
+class LeNet(nn.Module):
+    """BlazeFL's small CNN up to its last layer, as a newcomer writes it in flax."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        for width in (6, 16):
+            x = nn.Conv(width, (5, 5), padding="VALID")(x)
+            x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+        x = x.reshape(len(x), -1)
+        for width in (120, 84):
+            x = nn.relu(nn.Dense(width)(x))
+        return x
+
+
 def network(work, **settings):
     """The workload's model."""
+    if work.model == "lenet":
+        return from_linen(LeNet(), work.input_shape, 84)
     if work.model == "sphereface":
         settings |= {"blocks": workloads.BLOCKS, "widths": workloads.WIDTHS}
         settings |= {"embedding_dim": workloads.DIM}
@@ -39,7 +56,7 @@ def network(work, **settings):
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {} if work.model in ("mlp", "cnn") else {"scan_blocks": False}
+    settings = {} if work.model != "sphereface" else {"scan_blocks": False}
     model = network(work, **settings)
     return maker(work)(work, model)[0]
 

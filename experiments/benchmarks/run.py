@@ -47,6 +47,8 @@ SYSTEMS = {
     "fedjax": System("peer_fedjax.py", "fedjax"),
     "pfl": System("peer_pfl.py", "pfl"),
     "pfl-1": System("peer_pfl.py", "pfl", 1),
+    "blazefl": System("peer_blazefl.py", "blazefl"),
+    "blazefl-1": System("peer_blazefl.py", "blazefl", 1),
     "flower": System("peer_flower.py", "flower"),
     "tff": System("peer_tff.py", "tff"),
 }

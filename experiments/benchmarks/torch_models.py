@@ -14,6 +14,12 @@ def network(work: Workload) -> nn.Module:
         pixels = height * height * channels
         layers = [nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU()]
         width = 64
+    elif work.model == "lenet":
+        pooled, width = ((height - 4) // 2 - 4) // 2, 84
+        layers = [nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        layers += [nn.Linear(16 * pooled**2, 120), nn.ReLU()]
+        layers += [nn.Linear(120, width), nn.ReLU()]
     else:
         width, pooled = 128, (height - 4) // 2
         layers = [nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3)]

@@ -9,7 +9,8 @@ several lanes. `use_forms("xla")` turns all of it off.
 
   forms         the choice
   rewriting     evaluates a traced function with other computations of some operations
-  conv          convolution on a CPU, by patches or shifted images
+  conv          convolution on a CPU: which way, and those of groups and dilation
+  patches       convolution as one product of patches that reach over several pixels
   winograd      3x3 convolution with fewer products
   pooling       pooling by slices
   lane_kernels  convolution on a GPU, with gradients for several lanes

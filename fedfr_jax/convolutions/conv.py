@@ -5,12 +5,12 @@ product, and per-client kernels (vmap) turn it into a grouped convolution.
 
 3x3 kernels at stride 1 with at least 8 channels on both sides and 32 tiles of output
 are convolved by Winograd's algorithm (training takes a quarter to four fifths of the
-time of patches, the fewer channels the longer); it has no forward-mode derivative
-(jax.jvp). All others are one product of patches and kernel, but for depthwise ones:
-these are sums of shifted images, each times one number per channel, which XLA fuses.
-Depthwise 3x3 forward and backward in a loop, two cores: 32 images of 32x32x32 take
-6.5 ms, as XLA's grouped convolution 565 ms; four clients' 32 images of 16x16x64,
-vmapped, 15 ms and 7.6 s, with 39 s to compile (2026-11-23).
+time of patches, the fewer channels the longer). All others are one product of patches
+and kernel; in two dimensions, without groups and dilation, both have no forward-mode
+derivative (jax.jvp). Depthwise ones are sums of shifted images, each times one number
+per channel, which XLA fuses. Depthwise 3x3 forward and backward in a loop, two cores:
+32 images of 32x32x32 take 6.5 ms, as XLA's grouped convolution 565 ms; four clients' 32
+images of 16x16x64, vmapped, 15 ms and 7.6 s, with 39 s to compile (2026-11-23).
 """
 
 import functools
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedfr_jax.convolutions.patches import convolve_patches
 from fedfr_jax.convolutions.pooling import MAX_WINDOW, windows_of
 from fedfr_jax.convolutions.winograd import convolve_3x3, sliding_windows, tiling
 
@@ -108,9 +109,9 @@ def convolve(
 def by_patches(
     x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: int = 0
 ) -> jax.Array:
-    """`convolve` as one product of patches [B H' W', kh kw I] and the kernel."""
+    """`convolve` as one product of patches and the kernel."""
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    return _patches(x, kernel, (stride, stride), (1, 1), 1)
+    return convolve_patches(x, kernel, stride)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)

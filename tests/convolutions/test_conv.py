@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from fedfr_jax.convolutions import fast, use_forms, winograd
+from fedfr_jax.convolutions import fast, patches, use_forms, winograd
 from fedfr_jax.convolutions.conv import by_patches, convolve
 from tests.federated.toys import others_are_slow
 
@@ -80,6 +80,34 @@ def test_every_form_is_the_sum_over_windows_with_the_gradients_of_xla(form, case
         np.testing.assert_allclose(y, of_windows, rtol=1e-5, atol=1e-5)
     # The largest numbers are near 10.
     assert_close(found, want, rtol=1e-5, atol=4e-5)
+
+
+# Patches of four outputs each, the last of a row beyond the image or not.
+@pytest.mark.parametrize(
+    "case",
+    [(3, 1, 0, 4, 23), (5, 1, 2, 6, 12), (3, 2, 1, 5, 23), (2, 3, 0, 4, 24)],
+)
+def test_patches_of_several_outputs_have_two_derivatives(case):
+    x, kernel, options = arrays_of(case, channels=(2, 8))
+    tiling = patches.Tiling.of(x.shape, kernel.shape, options["stride"])
+    assert tiling.tile > 1 and tiling.count > 1
+
+    def squares_of_gradients(conv, x, kernel):
+        size = lambda *arrays: jnp.sum(jnp.sin(conv(*arrays, **options)))
+        gradients = jax.grad(size, argnums=(0, 1))(x, kernel)
+        return sum(jnp.vdot(g, g) for g in gradients)
+
+    def gradients(conv, *arrays):
+        return jax.grad(
+            lambda x, kernel: squares_of_gradients(conv, x, kernel), (0, 1)
+        )(*arrays)
+
+    forms = (by_patches, xla)
+    once = jax.jit(lambda *a: [with_gradients(f, *a, options) for f in forms])
+    twice = jax.jit(lambda *a: [gradients(f, *a) for f in forms])
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max())
+    for found, want in jax.device_get((once(x, kernel), twice(x, kernel))):
+        jax.tree.map(close, found, want)
 
 
 @pytest.mark.parametrize("case", OF_3X3)
