@@ -34,6 +34,7 @@ TILED = re.compile(
     r"\b(pred|[a-z]+(?=\d))(\d*)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
 )
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+UNKNOWN = 2**62  # estimates above are of what the compiler does not know
 GROUPS = re.compile(r"\bfeature_group_count=(\d+)")
 WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 CONSTANT = re.compile(r"= [su]32\[\][^ ]* constant\((\d+)\)")
@@ -138,8 +139,8 @@ def _counts(program, name, num_devices) -> Counts:
     kinds, sizes, window = Counter(), defaultdict(float), 0
     for line, times, is_fused in _run(program, name):
         kind = line.name.removesuffix("-start")
-        if not is_fused and line.name != "while":
-            kinds["cycles"] += times * int(_find(CYCLES, line.rest) or 0)
+        if not is_fused:
+            kinds["cycles"] += times * _cycles(line)
         if kind in COLLECTIVES:
             kinds[kind] += times
             sizes[kind] += times * _bytes(line, kind, num_devices) / 1e6
@@ -183,6 +184,12 @@ def _run(program, name, times=1, is_fused=False):
 def _is_convolution(line) -> bool:
     is_call = line.name == "custom-call" and "conv" in line.rest.partition("target=")[2]
     return line.name == "convolution" or is_call
+
+
+def _cycles(line) -> int:
+    """A kernel's estimated cycles; 0 of a loop, and where the compiler has none."""
+    cycles = int(_find(CYCLES, line.rest) or 0)
+    return cycles if line.name != "while" and cycles < UNKNOWN else 0
 
 
 def _grouped_window(line) -> int:

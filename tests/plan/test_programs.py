@@ -186,7 +186,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0)
   %v = (s32[], f32[4]{0}) while(%x), condition=%unknown, body=%step
   %s = ((f32[4]{0}), f32[4]{0}) all-reduce-start(%v), to_apply=%inside
-  ROOT %d = f32[4]{0} all-reduce-done(%s)
+  ROOT %d = f32[4]{0} all-reduce-done(%s), backend_config={"estimated_cycles":"9223372036854775807"}
 }
 """  # noqa: E501
 
