@@ -13,6 +13,7 @@ modeled: the compiler's scheduling and workspaces of convolutions.
 FLOPs are those of products and convolutions, of loop bodies times their turns.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -121,30 +122,18 @@ def plain(shape: Sequence[int], width: int) -> float:
 def tiled(lanes: int) -> Padding:
     """`Padding` of a TPU's memory, in tiles of 8 x 128 numbers of four bytes.
 
-    The last axis lies along the 128, if it is no narrower than 16, and that axis across
-    which takes the least. Lanes that fill 128 share a tile, see
-    `convolutions.side_by_side`.
+    Of all pairs of axes, one along the 128 and one across, the compiler is taken to
+    choose the one that fills most. Lanes whose last axes fill 128 together share tiles,
+    see `convolutions.side_by_side`.
     """
 
     def padding(shape: Sequence[int], width: int) -> float:
         if len(shape) < 2 or not math.prod(shape):
             return 1.0
-        rows = 32 // width
-        *others, last = shape
-        beside = max(
-            n for n in range(1, 17) if lanes % n == 0 and n * last <= 128 or n == 1
-        )
-        minor = [(i, _fill(n, 128)) for i, n in enumerate(others)]
-        if last >= 16:
-            minor = [(len(others), _fill(beside * last, 128))]
-        else:
-            minor.append((len(others), _fill(last, 128)))
-        return min(
-            ratio * _fill(n, rows)
-            for i, ratio in minor
-            for j, n in enumerate(shape)
-            if i != j
-        )
+        beside = [n for n in range(1, 17) if lanes % n == 0 and n * shape[-1] <= 128]
+        wide = *shape[:-1], shape[-1] * max(beside, default=1)
+        pairs = itertools.permutations(range(len(shape)), 2)
+        return min(_fill(wide[i], 128) * _fill(shape[j], 32 // width) for i, j in pairs)
 
     return padding
 

@@ -166,6 +166,20 @@ def test_what_fits_fits_and_a_little_more_does_not():
     assert needs_of(num_classes=classes * 21 // 20).memory > room
 
 
+def test_a_batch_that_does_not_fill_a_tpus_rows_is_told():
+    config = faces(fedavg=FEDAVG) | {"model": TINY}
+    config["federation"]["batch_size"] = 20
+    experiment = blind_experiment(config)
+    notes = {x: plan_stage(experiment, "fedavg", DEVICES[x])["notes"] for x in PAIR}
+    assert notes["v5p"] == [
+        "a client's batch of 20 takes a TPU's tiles of 24, as 24 do"
+    ]
+    assert notes["h200"] == []
+
+
+PAIR = ("v5p", "h200")
+
+
 def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
     def stairs(number):
         rows = 32_768 * -(-number // 32_768)

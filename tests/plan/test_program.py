@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedfr_jax.plan.devices import DEVICES, REACHED, STREAMED, seconds
-from fedfr_jax.plan.program_cost import program_cost
+from fedfr_jax.plan.program_cost import program_cost, tiled
 
 F32 = jnp.float32
 
@@ -116,3 +116,18 @@ def test_seconds_are_the_longest_of_operations_bytes_and_launch():
     small = of(lambda x: x @ x, shape(4, 4))
     assert seconds(small.kernels, v100) == v100.launch
     assert seconds(small.kernels, v100, side_by_side=8) == v100.launch
+
+
+def test_a_tpu_stores_whole_tiles():
+    alone, many = tiled(1), tiled(64)
+    images = (20, 26, 26, 32)  # 20 in 24 rows, 32 channels in 128, or four lanes'
+    assert alone(images, 4) == pytest.approx(4 * 1.2)
+    assert many(images, 4) == tiled(4)(images, 4) == pytest.approx(1.2)
+    assert tiled(3)(images, 4) == pytest.approx(4 / 3 * 1.2)  # 96 of 128
+    assert alone((20, 8, 128), 2) == pytest.approx(1.6)  # 16 rows of two bytes
+    assert alone((128, 16, 16, 64), 4) == 1  # images along the 128
+    assert alone((24, 5, 256), 4) == alone((7,), 4) == alone((), 4) == 1
+    double = lambda x: jnp.sort(2 * x)
+    plain, padded = (of(double, shape(20, 32), **k) for k in ({}, {"padding": alone}))
+    assert padded.peak == pytest.approx(4.8 * plain.peak) and plain.peak > 0
+    assert padded.kernels == plain.kernels
