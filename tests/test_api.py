@@ -346,6 +346,22 @@ def test_evaluate_judges_the_server_and_every_client_on_its_own():
     assert not np.allclose(own, [right.mean() for right in all_right])
 
 
+def test_a_network_that_is_evaluated_again_is_compiled_once():
+    data, batches = ff.FederatedDataset.from_client_ids(*examples()), []
+
+    def logits(variables, x):
+        batches.append(len(x))
+        return apply(variables, x)
+
+    run = new_run(lambda: algorithm(rate=2.0), data=data)
+    found = [ff.evaluate(run, logits, data, batch_size=8) for _ in range(2)]
+    run, _ = ff.run_round(run)
+    found.append(ff.evaluate(run, logits, data, batch_size=8))
+    assert batches.count(8) == 1
+    first, again, later = (x["accuracy_of_clients"] for x in found)
+    assert first == again != later
+
+
 def test_labels_of_more_classes_than_the_network_tells_are_refused():
     x, y, owner = examples()
     data = ff.FederatedDataset.from_client_ids(x, y + 1, owner)

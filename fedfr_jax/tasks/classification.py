@@ -178,14 +178,7 @@ class Accuracy:
         self, table: Dataset | Stream, offsets: np.ndarray, mesh: Mesh, feed: Batching
     ):
         self._table, self._offsets = place_examples(table, mesh), offsets
-        self._labels = np.asarray(table.labels)
-
-        @functools.cache
-        def embedder(apply: Callable):
-            best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
-            return build_embed(best, feed, mesh)
-
-        self._embedder = embedder
+        self._labels, self._feed, self._mesh = np.asarray(table.labels), feed, mesh
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -229,8 +222,17 @@ class Accuracy:
 
     def _is_right(self, apply: Callable, variables: PyTree, rows: np.ndarray):
         """Whether each of table rows [n] is classified correctly, [n] bool."""
-        predicted = self._embedder(apply)(variables, self._table, rows.astype(np.int32))
+        predict = _build_predictions(apply, self._feed, self._mesh)
+        predicted = predict(variables, self._table, rows.astype(np.int32))
         return meshes.fetch(predicted)[: len(rows), 0, 0] == self._labels[rows]
+
+
+# Kept beyond an evaluator: `ff.evaluate` builds one at every call.
+@functools.lru_cache(maxsize=8)
+def _build_predictions(apply: Callable, feed: Batching, mesh: Mesh) -> Callable:
+    """`build_embed` of the most likely class, [R', 1, 1]."""
+    best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
+    return build_embed(best, feed, mesh)
 
 
 @section
