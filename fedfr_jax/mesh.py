@@ -152,6 +152,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 CLIENTS = "clients"
+PROCESSES = "processes"  # of a mesh with a device of each
 MODEL = "model"
 
 
@@ -404,10 +405,31 @@ def fetch_local(tree: PyTree) -> PyTree:
     return jax.tree.map(fetch_leaf, tree)
 
 
+GATHERED_BYTES = 2**28  # of each process that are on its device together
+
+
 def gather_processes(tree: PyTree) -> PyTree:
-    """Host arrays [n, ...] of all processes [P * n, ...], in every process."""
-    gathered = multihost_utils.process_allgather(tree)
-    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), gathered)
+    """Host arrays [n, ...] of all processes [P * n, ...], in every process.
+
+    They pass through one device of each process, GATHERED_BYTES of each at a time, so
+    that devices need P times so much memory, however large the arrays are.
+    """
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    one_each = Mesh(np.array([firsts[i] for i in sorted(firsts)]), (PROCESSES,))
+    cut = NamedSharding(one_each, P(PROCESSES))
+    copy = jax.jit(lambda x: x, out_shardings=replicated(one_each))
+
+    def gather(x):
+        step = max(GATHERED_BYTES // max(x[:1].nbytes, 1), 1)
+        parts = []
+        for start in range(0, len(x), step):
+            here = x[None, start : start + step]
+            whole = jax.make_array_from_process_local_data(cut, here)
+            parts.append(np.asarray(copy(whole)))  # [P, step, ...]
+        total = len(firsts) * len(x)
+        return np.concatenate(parts, axis=1).reshape(total, *x.shape[1:])
+
+    return jax.tree.map(gather, tree)
 
 
 def is_everywhere(fact: bool) -> bool:

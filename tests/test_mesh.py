@@ -40,3 +40,18 @@ def test_each_client_device_computes_its_own_part(num_model_shards):
     own, total = jax.jit(run)(np.arange(4.0))
     np.testing.assert_array_equal(own, [1, 5])
     assert total == 6
+
+
+@pytest.mark.parametrize("max_bytes", [1, 40, 2**20])
+def test_arrays_of_processes_are_gathered_a_part_at_a_time(max_bytes, monkeypatch):
+    """Here of one process, which gets its own."""
+    monkeypatch.setattr(meshes, "GATHERED_BYTES", max_bytes)
+    tree = {
+        "rows": np.arange(21, dtype=np.float32).reshape(7, 3) / 3,
+        "ids": np.arange(7)[::-1],
+        "is_new": np.arange(7) % 2 == 0,
+        "none": np.zeros((7, 0), np.float32),
+    }
+    found = meshes.gather_processes(tree)
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    assert found["rows"].dtype == np.float32 and found["is_new"].dtype == bool

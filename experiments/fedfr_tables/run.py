@@ -158,7 +158,7 @@ def work(experiment, trainer, folder: pathlib.Path) -> dict:
 
     Central training stands there as one client. With `chosen` of a federated row.
     """
-    from fedfr_jax.runs.sinks import read_jsonl
+    from fedfr_jax.runs.sinks import read_parts
 
     if not (folder / "clients.jsonl").exists():
         batch, images = trainer.settings.batch_size, trainer.num_rows
@@ -166,7 +166,7 @@ def work(experiment, trainer, folder: pathlib.Path) -> dict:
         return {"images": images, "steps": steps}
     found = chosen(folder)
     own = np.diff(experiment.task.population.offsets).mean()
-    lines = read_jsonl(folder / "clients.jsonl")
+    lines = [*read_parts(folder / "clients.jsonl")]
     return {
         "images": float(own + found.get("hard_negatives", 0.0)),
         "steps": float(sum(np.mean(line["steps"]) for line in lines)),
@@ -181,10 +181,10 @@ def chosen(folder: pathlib.Path) -> dict:
       hard_negatives: mean over clients and rounds; of_round: mean of each round [R];
       of_client: mean over rounds of each client [N].
     """
-    from fedfr_jax.runs.sinks import read_jsonl
+    from fedfr_jax.runs.sinks import read_parts
 
     path = folder / "clients.jsonl"
-    lines = read_jsonl(path) if path.exists() else []
+    lines = [*read_parts(path)] if path.exists() else []
     added = lambda line: line.get("added_examples", line.get("hard_negatives"))
     lines = [x for x in lines if any(added(x))]
     if not lines:

@@ -375,8 +375,8 @@ def workdir(folder: str | None) -> pathlib.Path:
         raise ValueError("a run needs --workdir=DIR, its folder.")
     if is_url(folder):
         raise ValueError(
-            f"--workdir must be a folder of this machine, got {folder}. Only `fedfr "
-            "train` and `fedfr evaluate` take a bucket."
+            f"--workdir must be a folder of this machine, got {folder}. Only "
+            "`fedfr train`, `evaluate` and `sweep` take a bucket."
         )
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"--workdir must be a folder, got the file {folder}.")

@@ -8,32 +8,34 @@ import itertools
 import json
 import pathlib
 import re
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedfr_jax import manifest
 from fedfr_jax.cli import flags
-from fedfr_jax.cli.flags import CONFIG_FILE, DataChanged, config_text, set_key
+from fedfr_jax.cli.exit_codes import RETRY, exit_code
+from fedfr_jax.cli.flags import DataChanged, config_text, set_key
 from fedfr_jax.config.build import build, plain
-from fedfr_jax.runs import data_digest
+from fedfr_jax.files import is_url
+from fedfr_jax.runs import data_digest, leases
 from fedfr_jax.runs import sweep_results as results
+from fedfr_jax.runs.buckets import TakenOver
 from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.runs.locks import RunInUse, lock_to_write
+from fedfr_jax.runs.locks import RunInUse
+from fedfr_jax.runs.loop import Lifecycle
 from fedfr_jax.runs.report.tables import best_value, result_table
+from fedfr_jax.runs.sweep_cells import Cells, open_cells
 from fedfr_jax.runs.terminal import show
 from fedfr_jax.runs.vmapped_sweep import SweepMember, shared_program, train_members
-from fedfr_jax.runs.workdir import (
-    check_contents,
-    claim_on_all_processes,
-    differences,
-)
+from fedfr_jax.runs.workdir import claim_on_all_processes, differences
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.text import short_keys
 from fedfr_jax.types import DataUsage, Experiment
 
+WATCH = 5.0  # seconds between looks at runs that others train
 MAX_NAME_LENGTH = 60  # of a run's values in the name of its folder
 
 
@@ -67,9 +69,11 @@ def sweep(
           'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
 
     The same command resumes without repeating a finished run; with more values it adds
-    runs. Several sweeps may share a folder. A stage that another run has trained with
-    the same settings, such as pretraining, is copied. A failed run is a row with its
-    error, and the others continue; --retry_failed trains failed runs again. With
+    runs. Any number of sweeps, on any machines, may share a folder or bucket: each
+    takes runs that nobody trains, and those of a sweep that was killed a minute after.
+    A stage that another run has trained with the same settings, such as pretraining, is
+    copied. A failed run is a row with its error, and the others continue;
+    --retry_failed trains failed runs again. With
     --vmap, runs with the same clients that differ only in seed and in numbers of their
     methods, such as learning rates, train in one compiled round, with the results of
     single runs up to rounding; central stages, and other runs, train one by one.
@@ -81,79 +85,125 @@ def sweep(
     """
     if not axes:
         raise ValueError("fedfr sweep needs at least one axis, KEY=[VALUE, ...].")
-    folder = flags.workdir(workdir)
+    location = flags.run_location(workdir)
+    if vmap and is_url(location):
+        raise ValueError(f"--vmap must be left out with a bucket, got {location}.")
     runs = build_runs(config, axes)
-    check_same_base(folder, config)
-    rows = results.read(folder)
+    cells = open_cells(location)
+    check_same_base(cells, config)
+    rows = cells.read()
     failed = {name for name, row in rows.items() if "error" in row}
     again = failed if retry_failed else set()
     missing = [run for run in runs if run.name not in rows or run.name in again]
-    print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
+    print(f"{len(runs)} runs, {len(missing)} to train, in {cells.name}", flush=True)
     if vmap:
-        train_together(missing, folder, data_changed)
-    for run in missing:
-        if run.name in results.read(folder) and run.name not in again:
-            continue  # of another sweep in this folder
-        if row := results_row(run, folder, data_changed):
-            results.add(folder, row)
-    rows = results.read(folder)
+        train_together(missing, cells, data_changed)
+    train_missing(missing, cells, again, data_changed)
+    rows = cells.read()
     trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
     if evaluations := results.mean_over_seeds(trained):
         show(result_table({"methods": evaluations}))
         show(best_value(evaluations))
-    print(folder / "results.csv")
+    print(f"{cells.name}/results.csv")
     errors = [rows.get(run.name, {}).get("error") for run in runs]
     if all(errors):
         raise ValueError(
-            f"all {len(runs)} runs in {folder} failed; a sweep needs one that trains. "
-            f"The first error: {errors[0]} See error.txt in its folder; --retry_failed "
-            "trains them again."
+            f"all {len(runs)} runs in {cells.name} failed; a sweep needs one that "
+            f"trains. The first error: {errors[0]} See error.txt in its folder; "
+            "--retry_failed trains them again."
         )
 
 
-def check_same_base(folder: pathlib.Path, config) -> None:
+def check_same_base(cells: Cells, config) -> None:
     """Store the config that all runs share, or raise ValueError if it differs."""
-    check_contents(folder, results.MARK, results.FILE)
-    folder.mkdir(parents=True, exist_ok=True)
-    path, base = folder / CONFIG_FILE, json.loads(config_text(config))
-    with lock_to_write(folder, results.MARK, waits=True):
-        if not path.exists():
-            manifest.write_object(path, base)
-        stored = manifest.read_object(path)
+    base = json.loads(config_text(config))
+    stored = cells.base(base)
     for key, before, now in differences(without_places(stored), without_places(base)):
         raise ValueError(
-            f"config.{key} must be {before!r} as in the sweep in {folder}, got "
+            f"config.{key} must be {before!r} as in the sweep in {cells.name}, got "
             f"{now!r}. Use another folder, or make it an axis."
         )
 
 
-def results_row(
-    run: Run, folder: pathlib.Path, changed: DataChanged = None
-) -> dict | None:
+def train_missing(
+    runs: Sequence[Run],
+    cells: Cells,
+    again: Collection[str],
+    changed: DataChanged = None,
+) -> None:
+    """Train the runs that nobody has ended or trains, until none is left.
+
+    Runs that others train are looked at again for as long as it takes to see whether
+    these are alive, then left to them.
+
+    Args:
+      again: names of runs to train although they have a row.
+      changed: as of `data_digest.check`.
+    """
+    watched_since, left = time.monotonic(), [*runs]
+    while left:
+        rows = cells.read()
+        ended = {x for x, row in rows.items() if x not in again or "error" not in row}
+        left, others = [run for run in left if run.name not in ended], []
+        for run in left:
+            if train_run(run, cells, changed, is_again=run.name in again):
+                watched_since = time.monotonic()
+            else:
+                others.append(run)
+        left = others
+        if left and time.monotonic() - watched_since > leases.SILENT + WATCH:
+            names = ", ".join(run.name for run in left)
+            return print(f"left to other sweeps: {names}", flush=True)
+        time.sleep(WATCH if left else 0)
+
+
+def train_run(
+    run: Run, cells: Cells, changed: DataChanged = None, *, is_again: bool = False
+) -> bool:
+    """Train or resume a run and add its row; whether nobody else was training it."""
+    try:
+        with cells.leases.taken(run.name):
+            if cells.is_ended(run.name, is_again=is_again):
+                return True
+            if row := results_row(run, cells, changed):
+                cells.add(row)
+            return row is not None
+    except RunInUse:
+        return False
+
+
+def results_row(run: Run, cells: Cells, changed: DataChanged = None) -> dict | None:
     """Train or resume a run; return its row, with "error" if it fails.
 
     Returns None if another sweep is training it, which will write the row.
 
     Args:
       changed: as of `data_digest.check`.
+
+    Raises:
+      OSError: for what a restart may cure, such as a full disk or a bucket.
     """
-    path = folder / run.name
+    path = cells.folder / run.name
     row = {"run": run.name, **run.changes}
     changes = ", ".join(f"{key}={value}" for key, value in run.changes.items())
     print(f"{run.name}: {changes}", flush=True)
     try:
-        with contextlib.ExitStack() as stack:
-            experiment = claim_run(run, path, stack, changed)
-            results.reuse_stages(experiment, path, changed)
+        with cells.opened(run.name) as opened, contextlib.ExitStack() as stack:
+            path, copy = opened.path, opened.mirror and opened.mirror.upload
+            experiment = claim_run(run, cells, path, stack, changed)
+            stack.enter_context(opened.shared())
+            results.reuse_stages(experiment, path, cells.siblings(run.name), changed)
             stages = [path / name for name in experiment.stages]
             data_digest.check(experiment.task, stages, changed=changed, is_kept=True)
-            summary = run_experiment(experiment, path)
+            summary = run_experiment(experiment, path, lifecycle=Lifecycle(copy))
             row |= results.size_columns(experiment, path)
         return row | {"seconds": summary["seconds"], **results.metric_columns(summary)}
-    except RunInUse as error:
+    except (RunInUse, TakenOver) as error:
         print(f"{run.name} is left to another sweep: {error}", flush=True)
         return None
     except Exception as error:
+        if exit_code(error) == RETRY:
+            raise
         text = traceback.format_exc()
         path.mkdir(parents=True, exist_ok=True)
         (path / "error.txt").write_text(text)
@@ -162,7 +212,7 @@ def results_row(
 
 
 def train_together(
-    runs: Sequence[Run], folder: pathlib.Path, changed: DataChanged = None
+    runs: Sequence[Run], cells: Cells, changed: DataChanged = None
 ) -> None:
     """Train groups of runs in one program (vmap), where possible.
 
@@ -173,9 +223,10 @@ def train_together(
         with contextlib.ExitStack() as stack:
             members = []
             for run, numbers in group:
-                path = folder / run.name
+                path = cells.folder / run.name
                 with contextlib.suppress(Exception):  # its row will have the error
-                    experiment = claim_run(run, path, stack, changed)
+                    stack.enter_context(cells.leases.taken(run.name))
+                    experiment = claim_run(run, cells, path, stack, changed)
                     members.append(SweepMember(experiment, path, numbers, changed))
             for shared in shared_program(members):
                 names = ", ".join(member.folder.name for member in shared)
@@ -190,7 +241,11 @@ def train_together(
 
 
 def claim_run(
-    run: Run, path: pathlib.Path, stack: contextlib.ExitStack, changed: DataChanged
+    run: Run,
+    cells: Cells,
+    path: pathlib.Path,
+    stack: contextlib.ExitStack,
+    changed: DataChanged,
 ) -> Experiment:
     """Build a run's experiment; lock its folder until the stack is closed."""
     experiment = build(run.config)
@@ -199,7 +254,7 @@ def claim_run(
     stack.enter_context(
         claim_on_all_processes(path, text, stages, check_data=check_data)
     )
-    check_same_images(experiment.task.used, run, path.parent, changed)
+    check_same_images(experiment.task.used, run, cells.folder, changed)
     return experiment
 
 

@@ -98,6 +98,9 @@ class Federation(NamedTuple):
     rounds_per_call: Count = 1
     evaluate_every: Whole = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: Whole = 1
+    # Rounds between those with every client's numbers in clients.jsonl; others, and
+    # with 0 all, have their distribution over the cohort.
+    log_clients_every: Whole = 1
     data_placement: Literal["auto", "device", "stream"] = (
         "auto"  # where the examples are: on the device, or a stream to it
     )

@@ -6,6 +6,7 @@ shapes           a stage as shapes, and what its clients send
 loop             rounds of a federated stage, the only loop over them
 central_stage    epochs of a central stage
 sweep_results    table of a sweep's runs; vmapped_sweep: runs in one program
+sweep_cells      runs of a sweep in a folder or bucket; leases: who trains which
 workdir          the run directory: config, settings of its trained stages
 locks            one writer of a run directory, or any number of readers
 hosts            devices of several processes, and a test sum over them

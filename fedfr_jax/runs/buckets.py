@@ -637,7 +637,9 @@ def _fetch_copy(
 
 def is_reported(path: str) -> bool:
     """Whether pages and tables of runs read a file of a run."""
-    return path.endswith(REPORTED) and "/checkpoints/" not in path
+    is_of_clients = re.search(r"(^|/)clients(-[0-9]+)?\.jsonl$", path)
+    is_read = path.endswith(REPORTED) and "/checkpoints/" not in path
+    return is_read and not is_of_clients  # which no page shows
 
 
 def is_model(path: str) -> bool:

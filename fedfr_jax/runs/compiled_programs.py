@@ -20,6 +20,7 @@ from fedfr_jax.runs.workdir import differences
 from fedfr_jax.tasks.places import without_places
 
 STAMP = "compiled.json"
+ROUNDS = "federation.rounds"  # all of them are calls of the same program
 EVERY_PROGRAM = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -78,7 +79,7 @@ def write_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> Non
 def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> None:
     """Raise ValueError if the folder's programs are not those of a run.
 
-    Paths of data and settings of evaluation may differ.
+    Paths of data, settings of evaluation and the number of rounds may differ.
     """
     path = folder / STAMP
     if not path.is_file():
@@ -92,6 +93,8 @@ def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> Non
         differences(stamp, target_of(devices)),
         differences(*configs, but_for="evaluation"),
     ):
+        if key == ROUNDS:
+            continue
         raise ValueError(
             f"--compiled must be of this run, got {key} {before} in {folder} and {now} "
             "here. Compile anew with `fedfr plan --compile --save`, or leave it out."

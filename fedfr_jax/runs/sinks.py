@@ -14,7 +14,8 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ import numpy as np
 from fedfr_jax import files, manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import parse_json_lines
+
+PART_BYTES = 2**20  # of a log of clients, whose lines grow with the cohort
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class Sink:
@@ -64,18 +68,25 @@ class JsonlSink(Sink):
           path: the file; its folder is created.
           resume_step: number of rounds that are done; 0 starts afresh.
         """
-        self.path = path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = b""
-        if resume_step:
+        self.path = pathlib.Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._begin(self._lines(resume_step))
+
+    def _lines(self, last: int) -> bytes:
+        """Lines up to the round `last`."""
+        if last:
             with contextlib.suppress(FileNotFoundError):
-                text = _lines_until(path, resume_step)
+                return _text_until(read_jsonl(self.path, is_covered=True), last)
+        return b""
+
+    def _begin(self, text: bytes) -> None:
+        """Open the file with the lines of `text`."""
         self._size, self._sha256 = len(text), hashlib.sha256(text)
-        if path.name in manifest.read(path.parent):  # before the lines that it covers
-            manifest.cover(path.parent, {path.name: self._entry()})
-        with files.replace_file(path) as file:
+        if self.path.name in manifest.read(self.path.parent):  # before its lines
+            manifest.cover(self.path.parent, {self.path.name: self._entry()})
+        with files.replace_file(self.path) as file:
             file.write(text)
-        self._file = path.open("ab")
+        self._file = self.path.open("ab")
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         line = _line(_finite({"round": int(step) + 1, **scalars})).encode()
@@ -99,13 +110,79 @@ class JsonlSink(Sink):
 
 
 class ClientLog(JsonlSink):
-    """Append a line of the cohort's numbers per round to a file."""
+    """Append a line of the cohort's numbers per round to a file, in parts.
+
+    With a checkpoint a file of PART_BYTES becomes `clients-<its first round>.jsonl` and
+    stays as it is, so that a copy in a bucket gets each line about once.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, *, resume_step: int = 0, every: int = 1
+    ):
+        """Open the file, see `JsonlSink`.
+
+        Args:
+          every: period of the rounds with all numbers; others have their distribution;
+            0: all of them.
+        """
+        self._every, path = every, pathlib.Path(path)
+        super().__init__(path, resume_step=resume_step)
+        manifest.cover(path.parent, {part.name: None for part in self._late})
+        for part in self._late:  # whose lines are in the file, if they are to stay
+            part.unlink()
+        kept = {x.name for x in log_parts(path)}
+        manifest.cover_files(path.parent, kept - manifest.read(path.parent).keys())
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         pass
 
     def clients(self, step: int, values: Mapping[str, Any]) -> None:
-        super().__call__(step, values)
+        self._first = self._first or int(step) + 1
+        is_whole = self._every > 0 and (step + 1) % self._every == 0
+        super().__call__(step, values if is_whole else distributions(values))
+
+    def _lines(self, last: int) -> bytes:
+        """Lines to go on with; parts after the round `last` are removed."""
+        lines, parts = super()._lines(last), log_parts(self.path)
+        self._late = [part for part in parts if _first_round(part) > last]
+        kept = parts[: len(parts) - len(self._late)]
+        rows = read_jsonl(kept[-1]) if kept else []
+        if rows and rows[-1]["round"] > last:  # an earlier checkpoint is resumed
+            lines = _text_until(rows, last)
+            self._late.append(kept[-1])
+        first = lines.partition(b"\n")[0]
+        self._first = json.loads(first)["round"] if first else None
+        return lines
+
+    def end_part(self) -> None:
+        """Close the file as a part, if it is large, and begin a new one."""
+        if self._size < PART_BYTES or not self._first:
+            return
+        part = self.path.with_name(f"{self.path.stem}-{self._first}.jsonl")
+        entry = self.synced()._replace(is_log=False)
+        self._file.close()
+        manifest.cover(self.path.parent, {self.path.name: None})
+        self.path.replace(part)
+        manifest.cover(self.path.parent, {part.name: entry})
+        self._first = None
+        self._begin(b"")
+
+
+def distributions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Distribution of each of a cohort's numbers {name: [K]}, as text is kept.
+
+    Of a name {"sum": x, "quantiles": [minimum, 10 %, median, 90 %, maximum]}.
+    """
+    arrays = {k: np.asarray(x) for k, x in values.items() if k != "client"}
+    result: dict[str, Any] = {"num_clients": len(values["client"])}
+    for name, array in arrays.items():
+        if array.ndim and array.size and array.dtype.kind in "biuf":
+            numbers = array.astype(np.float64)
+            shares = np.quantile(numbers, QUANTILES).tolist()
+            result[name] = {"sum": float(numbers.sum()), "quantiles": shares}
+        else:
+            result[name] = values[name]
+    return result
 
 
 class CsvSink(Sink):
@@ -129,9 +206,17 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def sum_of(numbers: Sequence[float] | Mapping[str, Any]) -> float:
+    """Sum of a cohort's numbers in a ClientLog, or of their distribution."""
+    return numbers["sum"] if isinstance(numbers, Mapping) else sum(numbers)
+
+
 def cover_logs(sinks: Iterable[Sink]) -> None:
     """Cover the lines of a stage's logs by its manifest, before their checkpoint."""
     logs = [sink for sink in sinks if isinstance(sink, JsonlSink)]
+    for log in logs:
+        if isinstance(log, ClientLog):
+            log.end_part()
     for folder in {log.path.parent for log in logs}:
         here = [log for log in logs if log.path.parent == folder]
         manifest.cover(folder, {log.path.name: log.synced() for log in here})
@@ -165,9 +250,26 @@ def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dic
     return parse_json_lines(data, path, "round", int, torn=True)
 
 
-def _lines_until(path: pathlib.Path, last: int) -> bytes:
-    """Lines of a log up to the round `last`, all of them covered."""
-    rows = read_jsonl(path, is_covered=True)
+def read_parts(path: str | os.PathLike) -> Iterator[dict]:
+    """Yield the rows of a ClientLog's parts and file, a part at a time."""
+    path = pathlib.Path(path)
+    for part in [*log_parts(path), path]:
+        yield from read_jsonl(part)
+
+
+def log_parts(path: pathlib.Path) -> list[pathlib.Path]:
+    """Closed parts of a ClientLog's file, the oldest first."""
+    names = rf"{re.escape(path.stem)}-[1-9][0-9]{{0,17}}\.jsonl"
+    found = [x for x in path.parent.iterdir() if re.fullmatch(names, x.name)]
+    return sorted(found, key=_first_round)
+
+
+def _first_round(part: pathlib.Path) -> int:
+    return int(part.stem.rpartition("-")[2])
+
+
+def _text_until(rows: Iterable[Mapping[str, Any]], last: int) -> bytes:
+    """Lines of a log's rows up to the round `last`."""
     return "".join(_line(row) for row in rows if row["round"] <= last).encode()
 
 

@@ -193,7 +193,7 @@ def run_stage(
         training.end,
         training.first,
         logging=lifecycle.logging,
-        has_clients=not is_central,
+        clients_every=None if is_central else experiment.federation.log_clients_every,
     ) as sinks:
         ended = training.run(sinks)
         with lifecycle.timed("evaluation"):

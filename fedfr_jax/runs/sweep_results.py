@@ -13,7 +13,7 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.sinks import csv_text, read_jsonl, write_covered
+from fedfr_jax.runs.sinks import csv_text, read_parts, sum_of, write_covered
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.workdir import CONFIG, stage_settings
 from fedfr_jax.types import (
@@ -57,14 +57,16 @@ def add(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write both files atomically; numbers that are not finite as null."""
-    rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
+    rows = [finite(row) for row in rows]
     lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
     write_covered(folder / FILE, "".join(line + "\n" for line in lines))
     write_covered(folder / "results.csv", csv_text(rows))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with None for numbers that are not finite."""
+    is_wrong = lambda x: isinstance(x, float) and not math.isfinite(x)
+    return {key: None if is_wrong(value) else value for key, value in row.items()}
 
 
 def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
@@ -177,8 +179,8 @@ def images_seen(experiment: Experiment, folder: pathlib.Path) -> int:
         if isinstance(stage.trainer, CentralTrainer):
             total += stage.trainer.settings.epochs * stage.trainer.num_rows
         else:
-            rows = read_jsonl(folder / name / "clients.jsonl")
-            steps = sum(sum(row["steps"]) for row in rows)
+            rows = read_parts(folder / name / "clients.jsonl")
+            steps = sum(sum_of(row["steps"]) for row in rows)
             total += int(steps) * experiment.batching.batch_size
     return total
 
@@ -194,46 +196,62 @@ def size_columns(experiment: Experiment, folder: pathlib.Path) -> dict[str, int]
     }
 
 
+class Sibling(NamedTuple):
+    """Another run of the sweep, of which a stage may be copied."""
+
+    config: pathlib.Path
+    fetch: Callable[[], pathlib.Path]  # its folder, with all files
+
+
+def siblings_of(folder: pathlib.Path) -> Iterator[Sibling]:
+    """Yield the other runs in the folder of a run's folder."""
+    for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
+        if path.parent != folder:
+            yield Sibling(path, lambda other=path.parent: other)
+
+
 def reuse_stages(
-    experiment: Experiment, folder: pathlib.Path, changed: str | None = None
+    experiment: Experiment,
+    folder: pathlib.Path,
+    siblings: Iterable[Sibling],
+    changed: str | None = None,
 ) -> None:
     """Copy finished stages of sibling runs into `folder`.
 
     Their training must depend on the same settings, and their evaluation be the same.
 
     Args:
-      folder: of the run, with its config; its siblings are in the same folder.
+      folder: of the run, with its config.
       changed: as of `data_digest.check`.
     """
     config = manifest.read_object(folder / CONFIG)
-    for name in experiment.stages:
-        if not is_trained(folder / name):
-            for other in _finished_stages(experiment, name, config, folder):
-                data_digest.check(experiment.task, [other / name], changed=changed)
-                draft = folder / f"{name}.tmp"
-                shutil.rmtree(draft, ignore_errors=True)
-                shutil.copytree(other / name, draft)
-                shutil.rmtree(folder / name, ignore_errors=True)
-                draft.rename(folder / name)
-                print(f"{name} is that of {other}", flush=True)
-                break
+    missing = [x for x in experiment.stages if not is_trained(folder / x)]
+    others = [*siblings] if missing else []
+    for name in missing:
+        for other in _finished_stages(experiment, name, config, others):
+            data_digest.check(experiment.task, [other / name], changed=changed)
+            draft = folder / f"{name}.tmp"
+            shutil.rmtree(draft, ignore_errors=True)
+            shutil.copytree(other / name, draft)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            draft.rename(folder / name)
+            print(f"{name} is that of {other}", flush=True)
+            break
 
 
 def _finished_stages(
-    experiment: Experiment, name: str, config: Mapping, folder: pathlib.Path
+    experiment: Experiment, name: str, config: Mapping, siblings: Iterable[Sibling]
 ) -> Iterator[pathlib.Path]:
     """Folders of other runs that have this stage finished."""
     stages = experiment.stages
     trainer, rounds = stages[name].trainer, experiment.federation.rounds
     needs = stage_settings(name, stages, config), config.get("evaluation") or {}
-    for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
-        other = path.parent
-        if other == folder or not (other / name).is_dir():
-            continue
+    for sibling in siblings:
         with contextlib.suppress(ValueError):  # not at its end, or damaged
-            other_config = manifest.read_object(path)
+            other_config = manifest.read_object(sibling.config)
             evaluation = other_config.get("evaluation") or {}
             if (stage_settings(name, stages, other_config), evaluation) == needs:
+                other = sibling.fetch()
                 end = read_end(trainer, rounds, other / name)
                 check_end(other / name, end)
                 yield other

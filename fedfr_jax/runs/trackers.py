@@ -334,7 +334,7 @@ def open_sinks(
     *,
     title: str = "",
     logging: Logging = DEFAULT_LOGGING,
-    has_clients: bool = False,
+    clients_every: int | None = None,
 ) -> Iterator[list[Sink]]:
     """Open the logs, other sinks and the view of a stage; close them at its end.
 
@@ -342,7 +342,7 @@ def open_sinks(
       total: rounds of the whole stage.
       first: the round to come.
       title: of the view, by default the stage's name.
-      has_clients: whether a log has the numbers of each round's clients.
+      clients_every: as of `ClientLog`; None: the rounds have no clients.
     """
     if not meshes.is_first_process():
         yield []
@@ -359,8 +359,9 @@ def open_sinks(
             stack.push(lambda kind, error, traceback: sink.close(error))
 
         add(JsonlSink(folder / "metrics.jsonl", resume_step=first))
-        if has_clients:
-            add(ClientLog(folder / "clients.jsonl", resume_step=first))
+        if clients_every is not None:
+            path = folder / "clients.jsonl"
+            add(ClientLog(path, resume_step=first, every=clients_every))
         for kind in dict.fromkeys(logging.sinks):
             add(SINKS[kind](StageRun(folder, first)))
         add(open_view(logging.view, total, title or folder.name))

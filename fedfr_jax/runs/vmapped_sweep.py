@@ -25,7 +25,7 @@ from fedfr_jax.runs.stages import (
     open_training,
     stage_outputs,
 )
-from fedfr_jax.runs.sweep_results import reuse_stages
+from fedfr_jax.runs.sweep_results import reuse_stages, siblings_of
 from fedfr_jax.runs.timing import RunTime
 from fedfr_jax.runs.trackers import Logging
 from fedfr_jax.types import (
@@ -57,7 +57,8 @@ def train_members(members: Sequence[SweepMember]) -> None:
         is_central = isinstance(stage.trainer, CentralTrainer)
         for member, variables in zip(members, ends, strict=True):
             if is_central:
-                reuse_stages(member.experiment, member.folder, member.changed)
+                others = siblings_of(member.folder)
+                reuse_stages(member.experiment, member.folder, others, member.changed)
             data_digest.record(member.experiment.task, [member.folder / name])
             if is_central:
                 variables[name] = _train_central(member, name)
@@ -178,7 +179,7 @@ def train_stage(
                 title=f"{name}, together",
                 # One member shows the progress of all.
                 logging=Logging(view="quiet" if outputs else "auto"),
-                has_clients=True,
+                clients_every=federation.log_clients_every,
             )
             sinks = stack.enter_context(sinks)
             outputs.append(stage_outputs(member.experiment, trainer, run, sinks))

@@ -185,6 +185,7 @@ FREE = {
     "federation": (
         "checkpoint_every",
         "evaluate_every",
+        "log_clients_every",
         "clients_per_device",
         "rounds_per_call",
         "steps_per_loop",

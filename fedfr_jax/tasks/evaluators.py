@@ -14,6 +14,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.distributed import num_cores
 from fedfr_jax.evaluation.mmd import mmd_squared
 from fedfr_jax.evaluation.segmentation import feature_entropy, softmax_entropy
 from fedfr_jax.federated.algorithms.prototypes import (
@@ -64,6 +66,7 @@ from fedfr_jax.types import (
     TrainedModels,
 )
 
+MAX_WORKERS = 8  # threads that evaluate clients, each with a matrix of scores
 OF_IMAGE = 20  # pixels of an image, where there are enough images
 SECTION = "config.evaluation.representation"
 
@@ -282,6 +285,51 @@ def build_finetuned_models(
         )
 
     return lambda models: finetune_clients(simulation(), models)
+
+
+def evaluate_clients(
+    num_clients: int, embed: Callable[[int], tuple], evaluate: Callable
+) -> list[dict[str, float]]:
+    """Evaluate every client, spread over the processes and the cores of each.
+
+    The devices embed the next client meanwhile.
+
+    Args:
+      embed: client -> arguments of `evaluate`; all processes call it for all clients.
+      evaluate: arguments -> numbers of a client, with the same names for each client.
+
+    Returns:
+      The numbers of each client, in every process.
+    """
+    here, count = jax.process_index(), jax.process_count()
+    mine = [*range(here, num_clients, count)] or [0]  # one, for the names
+    workers = min(num_cores(), MAX_WORKERS)
+    running: dict[int, Future] = {}
+    with ThreadPoolExecutor(workers, "evaluation") as pool:
+        for client in range(num_clients):
+            inputs = embed(client)
+            if client in mine:
+                if len(running) >= 2 * workers:  # so many inputs are in memory
+                    running[client - 2 * workers * count].result()
+                running[client] = pool.submit(evaluate, *inputs)
+        found = {client: future.result() for client, future in running.items()}
+    return _on_all_processes(found, num_clients)
+
+
+def _on_all_processes(
+    found: Mapping[int, Mapping[str, float]], num_clients: int
+) -> list[dict[str, float]]:
+    """Numbers of all clients, of which this process has some, with the same bits."""
+    names, count = [*next(iter(found.values()))], jax.process_count()
+    table = np.zeros((num_clients, len(names)))
+    for client, numbers in found.items():
+        table[client] = [numbers[name] for name in names]
+    if count > 1:  # as integers: JAX has no 64-bit numbers
+        parts = meshes.gather_processes(table.view(np.uint32))
+        parts = parts.reshape(count, num_clients, -1).view(np.float64)
+        clients = np.arange(num_clients)
+        table = parts[clients % count, clients]
+    return [dict(zip(names, row.tolist(), strict=True)) for row in table]
 
 
 def client_model(models: TrainedModels, client: int) -> tuple[Callable, PyTree]:

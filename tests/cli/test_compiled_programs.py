@@ -39,6 +39,10 @@ def test_a_training_compiles_no_round_that_a_plan_has(config, saved, tmp_path, c
     with jax.numpy_dtype_promotion("standard"):
         assert main(["train", *words, f"--compiled={saved}"]) == 0
     assert rounds_in(saved) == before  # a round of its own would lie there now
+    more = "--config.federation.rounds=3"  # it resumes, and compiles no other round
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(["train", *words, f"--compiled={saved}", more]) == 0
+    assert rounds_in(saved) == before
     assert f"programs were in {saved}, " in capsys.readouterr().out
     assert jax.config.jax_compilation_cache_dir == cache
 

@@ -91,12 +91,16 @@ def test_runs_whose_seed_draws_attackers_go_together_by_seed(config):
     assert sizes() == [2, 2]
 
 
-def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys):
+def test_a_run_that_another_sweep_trains_is_left_to_it(
+    config, tmp_path, capsys, monkeypatch
+):
     folder, axis = tmp_path / "s", f"{RATE}=[0.05, 0.2]"
     first, second = sweep(config, folder, axis)
     for name in ("results.jsonl", "manifest.json"):
         (folder / name).unlink()
     add(folder, {"run": "another"})
+    monkeypatch.setattr(sweeps.leases, "SILENT", 0.0)
+    monkeypatch.setattr(sweeps, "WATCH", 0.1)
     with lock_to_write(folder / first["run"], "of another process"):
         rows = sweep(config, folder, axis)
     assert [row["run"] for row in rows] == ["another", second["run"]]
@@ -155,11 +159,11 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(config, tmp_path, monkeypatc
     played = []
     run = sweeps.run_experiment
 
-    def counted(experiment, folder):
+    def counted(experiment, folder, **rest):
         played.append(folder.name)
         if len(played) == 2:
             raise KeyboardInterrupt
-        return run(experiment, folder)
+        return run(experiment, folder, **rest)
 
     monkeypatch.setattr(sweeps, "run_experiment", counted)
     with pytest.raises(KeyboardInterrupt):

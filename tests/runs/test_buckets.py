@@ -230,8 +230,8 @@ def test_a_place_that_cannot_be_used_is_one_line(
     )
     for words in (["report", bucket], ["evaluate", f"--workdir={bucket}"]):
         assert "must be a run, got no manifest there" in refusal(capsys, *words)
-    words = ["sweep", config, f"--workdir={bucket}", "seed=[0,1]"]
-    assert "must be a folder of this machine" in refusal(capsys, *words)
+    words = ["sweep", config, f"--workdir={bucket}", "--vmap", "seed=[0,1]"]
+    assert "--vmap must be left out with a bucket" in refusal(capsys, *words)
 
 
 @pytest.fixture(scope="module")

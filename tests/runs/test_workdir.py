@@ -180,6 +180,7 @@ LEFT_AS_THEY_ARE = {
         "rounds_per_call",
         "steps_per_loop",
         "evaluate_every",
+        "log_clients_every",
         "clients_per_device",
         "data_placement",
         "stream_buffer_gib",

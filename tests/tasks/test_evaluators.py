@@ -1,5 +1,7 @@
 """Evaluators where the wrong images, network or padding have another number."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks import evaluators
 from fedfr_jax.tasks.classification import Accuracy
 from fedfr_jax.tasks.evaluators import over_clients
 from fedfr_jax.tasks.segmentation import EvaluationSet, SegmentationEvaluator
@@ -198,3 +201,56 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_at_least_of_one():
         found = summary(np.linspace(0.3, 0.9, count)).metrics
         assert found["x_worst_decile"] == pytest.approx(0.3)
     assert summary(np.full(2, np.nan)).metrics == {} == summary(np.zeros(0)).metrics
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_clients_are_evaluated_once_in_one_of_the_processes(count, monkeypatch):
+    """With the bits of one process, also where a process has no client."""
+    values = np.random.default_rng(0).normal(size=(7, 2)) / 3
+    values[2, 1] = np.nan
+
+    def play(here, gather):
+        embedded, evaluated = [], []
+
+        def embed(client):
+            embedded.append(client)
+            return client, 2.0
+
+        def evaluate(client, factor):
+            evaluated.append(client)
+            return {"a": factor * values[client, 0], "b": values[client, 1]}
+
+        monkeypatch.setattr(jax, "process_index", lambda: here)
+        monkeypatch.setattr(jax, "process_count", lambda: count)
+        monkeypatch.setattr(evaluators.meshes, "gather_processes", gather)
+        found = evaluators.evaluate_clients(7, embed, evaluate)
+        assert embedded == [*range(7)]  # with the others, on all devices
+        return found, evaluated
+
+    sent, shares = [], []
+    for here in range(count):
+        gather = lambda table: sent.append(table) or np.concatenate([table] * count)
+        shares.append(play(here, gather)[1])
+    if count < 7:
+        assert sorted(sum(shares, [])) == [*range(7)]
+    found, _ = play(0, lambda table: np.concatenate(sent))
+    table = np.array([[row["a"], row["b"]] for row in found])
+    np.testing.assert_array_equal(table, values * [2, 1])
+
+
+def test_few_clients_wait_for_their_evaluation(monkeypatch):
+    monkeypatch.setattr(evaluators, "MAX_WORKERS", 1)
+    waiting, most = [], []
+
+    def embed(client):
+        waiting.append(client)
+        most.append(len(waiting))
+        return (client,)
+
+    def evaluate(client):
+        time.sleep(0.01)
+        waiting.remove(client)
+        return {"a": client}
+
+    found = evaluators.evaluate_clients(12, embed, evaluate)
+    assert [row["a"] for row in found] == [*range(12)] and max(most) <= 3

@@ -34,7 +34,7 @@ from fedfr_jax.evaluation.verification import (
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.parts import Part, section
 from fedfr_jax.ranges import BatchSize
-from fedfr_jax.tasks.evaluators import client_model
+from fedfr_jax.tasks.evaluators import client_model, evaluate_clients
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import (
     FilesReader,
@@ -284,8 +284,9 @@ class FaceEvaluator:
             model = models.apply, models.variables
             features = self._embed(*model, self._test, test)
             shared = features, self._embed(*model, self._train, train)
-        results = []
-        for client, own in enumerate(task.partition.identities):
+        identities = task.partition.identities
+
+        def embed(client):
             low, high = task.partition.train.offsets[client : client + 2]
             if shared is None:
                 model = client_model(models, client)
@@ -293,9 +294,10 @@ class FaceEvaluator:
                 gallery = self._embed(*model, self._train, train[low:high])
             else:
                 queries, gallery = shared[0], shared[1][low:high]
-            results.append(self._evaluate_client(own, queries, gallery, low, high))
+            return identities[client], queries, gallery, low, high
+
+        results = evaluate_clients(len(identities), embed, self._evaluate_client)
         over = mean_over_clients(results)
-        identities = task.partition.identities
         fewest = min_negatives(
             task.partition.test_identities, identities, self._config.negatives
         )
