@@ -97,7 +97,7 @@ PROGRAMS = {
                 num_identities=4,
                 images_per_identity=3000,
                 image_size=(96, 128),
-                pixel_classes=11,
+                num_pixel_classes=11,
             ),
             "--config.partition.num_clients=256",
             "--config.partition.alpha=10.0",

@@ -13,6 +13,7 @@ from fedfr_jax.plan.needs import Requirements, needs_function
 from fedfr_jax.runs.shapes import example_shapes
 from fedfr_jax.types import (
     CentralTrainer,
+    Dataset,
     Experiment,
     FederatedTrainer,
 )
@@ -84,7 +85,8 @@ def plan_stage(
         placement == "auto" and NUM_COPIES * whole > device.capacity
     )
     size = federation.stream_buffer_gib * GIB if is_streamed else whole
-    room = device.capacity - size
+    copied = 0 if is_streamed else _copied_bytes(needs, stored, device)
+    room = device.capacity - size - copied
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
     trainer, seconds = experiment.stages[name].trainer, needs.seconds(device)
     fits = fitting_values(trainer, needs, needs_of, room, max_local)
@@ -98,8 +100,8 @@ def plan_stage(
         "lanes": needs.lanes or None,
         "classes": needs.classes or None,
         "parameters": needs.parameters,
-        "bytes": {**needs.parts, "examples": size},
-        "total_bytes": needs.memory + size,
+        "bytes": {**needs.parts, "examples": size, COPY: copied},
+        "total_bytes": needs.memory + size + copied,
         "usable_bytes": device.capacity,
         "fits": needs.memory <= room,
         "is_streamed": is_streamed,
@@ -113,6 +115,19 @@ def plan_stage(
         "hours": seconds / 3600,
         "notes": [*needs.notes, *_tile_notes(needs, device)],
     }
+
+
+COPY = "copy of the examples, in tiles"
+
+
+def _copied_bytes(needs: Requirements, stored: Dataset, device: Device) -> float:
+    """Bytes of a TPU's copy of its images, in tiles of 8 rows by 128 columns."""
+    shape = stored.input_shape
+    if not (device.clock and needs.lanes) or len(shape) != 3 or isinstance(shape, dict):
+        return 0.0
+    height, width, _ = shape
+    tiles = -(-height // 8) * 8 * -(-width // 128) * 128
+    return stored.num_examples * stored.example_bytes * tiles / (height * width)
 
 
 def _tile_notes(needs: Requirements, device: Device) -> list[str]:

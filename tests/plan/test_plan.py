@@ -170,11 +170,17 @@ def test_a_batch_that_does_not_fill_a_tpus_rows_is_told():
     config = faces(fedavg=FEDAVG) | {"model": TINY}
     config["federation"]["batch_size"] = 20
     experiment = blind_experiment(config)
-    notes = {x: plan_stage(experiment, "fedavg", DEVICES[x])["notes"] for x in PAIR}
+    planned = {x: plan_stage(experiment, "fedavg", DEVICES[x]) for x in PAIR}
+    notes = {x: planned[x]["notes"] for x in PAIR}
     assert notes["v5p"] == [
         "a client's batch of 20 takes a TPU's tiles of 24, as 24 do"
     ]
     assert notes["h200"] == []
+    # Images of 16 x 16 pixels, each in two tiles of 8 x 128.
+    sizes = [planned[x]["bytes"] for x in PAIR]
+    copy = "copy of the examples, in tiles"
+    assert sizes[0][copy] == pytest.approx(8 * sizes[0]["examples"], rel=0.01)
+    assert sizes[1][copy] == 0
 
 
 PAIR = ("v5p", "h200")
