@@ -121,13 +121,17 @@ COPY = "copy of the examples, in tiles"
 
 
 def _copied_bytes(needs: Requirements, stored: Dataset, device: Device) -> float:
-    """Bytes of a TPU's copy of its images, in tiles of 8 rows by 128 columns."""
-    shape = stored.input_shape
+    """Bytes of a TPU's copy of its images, in tiles of 8 rows by 128 columns.
+
+    Images that fill their tiles are not copied.
+    """
+    shape: Any = stored.input_shape
     if not (device.clock and needs.lanes) or len(shape) != 3 or isinstance(shape, dict):
         return 0.0
     height, width, _ = shape
     tiles = -(-height // 8) * 8 * -(-width // 128) * 128
-    return stored.num_examples * stored.example_bytes * tiles / (height * width)
+    ratio = tiles / (height * width)
+    return ratio * stored.num_examples * stored.example_bytes if ratio > 1 else 0.0
 
 
 def _tile_notes(needs: Requirements, device: Device) -> list[str]:
