@@ -48,7 +48,7 @@ def _backward(stride, residuals, dy):
     tiling = Tiling.of(x.shape, kernel.shape, stride)
     patches, dx_of = jax.vjp(lambda x: _patches(x, tiling), x)
     matrix, dkernel_of = jax.vjp(lambda kernel: _repeated(kernel, tiling), kernel)
-    beyond = tiling.count * tiling.tile - tiling.width
+    beyond = tiling.patches * tiling.tile - tiling.width
     dy = jnp.pad(dy, ((0, 0), (0, 0), (0, beyond), (0, 0))).reshape(-1, matrix.shape[1])
     [dx] = dx_of((dy @ matrix.T).reshape(patches.shape))
     [dkernel] = dkernel_of(_columns(x, tiling) @ dy)
@@ -63,7 +63,7 @@ class Tiling(NamedTuple):
 
     width: int  # W', outputs of a row
     tile: int  # outputs of a patch
-    count: int  # patches of a row; the last one may reach beyond the image
+    patches: int  # of a row; the last one may reach beyond the image
     size: int  # n, pixels of a row that a patch reaches over
     height: int  # kh
     stride: int
@@ -103,7 +103,7 @@ def _columns(x, tiling):
 def _wide_enough(x, tiling):
     """Images with zeros on the right for the last patch of a row."""
     step = tiling.tile * tiling.stride
-    beyond = (tiling.count - 1) * step + tiling.size - x.shape[2]
+    beyond = (tiling.patches - 1) * step + tiling.size - x.shape[2]
     return jnp.pad(x, ((0, 0), (0, 0), (0, max(beyond, 0)), (0, 0)))
 
 

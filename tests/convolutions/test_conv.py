@@ -90,7 +90,7 @@ def test_every_form_is_the_sum_over_windows_with_the_gradients_of_xla(form, case
 def test_patches_of_several_outputs_have_two_derivatives(case):
     x, kernel, options = arrays_of(case, channels=(2, 8))
     tiling = patches.Tiling.of(x.shape, kernel.shape, options["stride"])
-    assert tiling.tile > 1 and tiling.count > 1
+    assert tiling.tile > 1 and tiling.patches > 1
 
     def squares_of_gradients(conv, x, kernel):
         size = lambda *arrays: jnp.sum(jnp.sin(conv(*arrays, **options)))
