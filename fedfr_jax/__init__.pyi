@@ -98,6 +98,8 @@ from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
 from fedfr_jax.models import register_model as register_model
+from fedfr_jax.models.torch_module import from_torch as from_torch
+from fedfr_jax.models.torch_module import to_torch as to_torch
 from fedfr_jax.runs.trackers import SINKS as SINKS
 from fedfr_jax.runs.trackers import register_sink as register_sink
 from fedfr_jax.tasks import TASKS as TASKS

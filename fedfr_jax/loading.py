@@ -29,6 +29,7 @@ from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.files import is_url
 from fedfr_jax.models import build_model
+from fedfr_jax.models.torch_file import check_without_code
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.buckets import fetch, is_model
 from fedfr_jax.runs.data_digest import ACCEPT
@@ -115,6 +116,7 @@ def client_network(
         config = stored_config(workdir)
         with naming(workdir / CONFIG):
             settings = with_tuples(config)
+            check_without_code(settings, workdir / CONFIG)
             model = with_name(settings.get("task", "faces"), settings["model"])
             settings = read_only({**settings, "model": deployment_config(model)})
         check_data_path(workdir, settings["data"])

@@ -233,8 +233,19 @@ class Factory(NamedTuple):
 
     def read(self, value: Any, where: str, mistakes: list[str]) -> Part:
         """Read the part."""
-        settings = read_fields(self.parameters, value, where, mistakes, self.later)
+        own = value
+        if self.takes_others and isinstance(value, Mapping):
+            own = {k: x for k, x in value.items() if k in self.parameters}
+        settings = read_fields(self.parameters, own, where, mistakes, self.later)
+        if own is not value:
+            settings = {**without_lists(dict(value)), **settings}
         return Part(self.factory, settings, self.name, where)
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether the factory takes keys that its signature does not name."""
+        parameters = inspect.signature(self.factory).parameters.values()
+        return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:

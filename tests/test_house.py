@@ -27,7 +27,7 @@ FLOORS = (
 )
 # Folders of tests that cross rooms.
 CROSSING = {"contracts", "faults", "golden", "mutants"}
-LAZY = "tensorflow_datasets|tensorboardX|onnx|cv2|faiss|sklearn"
+LAZY = "tensorflow_datasets|tensorboardX|onnx|cv2|faiss|sklearn|torch"
 LAZY += "|dp_accounting|jax_privacy|flwr"
 LAZY += "|jinja2|vl_convert|starlette|uvicorn|wandb|trackio|mlflow"
 # A client's step, a central one, and the server's on rows of classes.

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from fedfr_jax import manifest
 from fedfr_jax.configs import FOLDER
+from fedfr_jax.models.torch_file import check_without_code
 from fedfr_jax.schema import hint, naming, with_tuples
 
 MAX_NAMES = 30  # configs that an error lists
@@ -118,7 +119,9 @@ def restore(path: pathlib.Path) -> ConfigDict:
       ValueError: naming the file when it is damaged.
     """
     with naming(path):
-        return ConfigDict(with_tuples(manifest.read_object(path)))
+        config = with_tuples(manifest.read_object(path))
+        check_without_code(config, path)
+        return ConfigDict(config)
 
 
 def _make_importable(path: pathlib.Path) -> None:

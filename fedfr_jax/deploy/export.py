@@ -26,6 +26,7 @@ from fedfr_jax.deploy.calibration import CURVE, curve_text
 from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import TrainedModel, build_trained_model
 from fedfr_jax.models.external_checkpoints import to_torch
+from fedfr_jax.models.torch_graph import from_json, state_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.types import InputShape, is_image
 
@@ -120,6 +121,8 @@ def _to_pytorch(network, path) -> str:
 def torch_arrays(network: TrainedModel) -> dict[str, np.ndarray]:
     """The model's arrays by PyTorch's names, see `to_torch`."""
     settings = json.loads(network.weights.about["model"])
+    if "graph" in settings:
+        return state_arrays(from_json(settings["graph"]), network.variables)
     name, shape = settings.pop("name"), network.image_shape
     return to_torch(name, network.variables, shape, **settings)
 

@@ -3,7 +3,8 @@
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
 cnn and mlp when asked) or in logits for every pixel (segmenter, whose `remat` is its
-encoder's). The inputs of tabular are rows of a table.
+encoder's). The inputs of tabular are rows of a table, and torch is a PyTorch module of
+your own.
 
 Unless a factory says otherwise:
 
@@ -37,6 +38,7 @@ from fedfr_jax.models.small_networks import (
 )
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.tabular import tabular
+from fedfr_jax.models.torch_file import torch_file
 from fedfr_jax.models.vit import vit
 from fedfr_jax.parts import call, choose
 from fedfr_jax.schema import register
@@ -58,6 +60,7 @@ MODELS = {
     "leaf_femnist": leaf_femnist,
     "logistic": logistic,
     "tabular": tabular,
+    "torch": torch_file,
 }
 
 

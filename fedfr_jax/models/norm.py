@@ -145,6 +145,25 @@ _normalized = jax.custom_vjp(_outputs, nondiff_argnums=(3, 4, 5))
 _normalized.defvjp(_normalize, _normalize_backward)
 
 
+def normalize_batch(
+    z: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`normalize` as the platform likes it, over the devices that share statistics."""
+    moments = in_one_pass if platform() in GPUS else in_two_passes
+    return normalize(z, scale, bias, epsilon, _POOL.get(), moments)
+
+
+def unbiased(var: jax.Array, z: jax.Array) -> jax.Array:
+    """Unbiased variance [C] from the biased one of a batch z [..., C]."""
+    num = _POOL.get().size * z.size // z.shape[-1]
+    if num < 2:
+        raise ValueError(
+            "BatchNorm needs at least 2 values per channel in a training batch, "
+            f"got an input of shape {z.shape}. Use a larger batch_size."
+        )
+    return var * (num / (num - 1))
+
+
 class BatchNorm(nn.Module):
     """Batch normalization over all axes but the last; statistics in float32 or more.
 
@@ -171,12 +190,10 @@ class BatchNorm(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
         if train:
-            pool = _POOL.get()
-            moments = in_one_pass if platform() in GPUS else in_two_passes
-            y, mean, var = normalize(z, scale, bias, EPSILON, pool, moments)
+            y, mean, var = normalize_batch(z, scale, bias, EPSILON)
             if not self.is_initializing():
                 running_mean.value = mean
-                running_var.value = self._unbiased(var, z, pool.size)
+                running_var.value = unbiased(var, z)
         else:
             mean, inverse = running_mean.value, self.get_variable(INVERSE, "var")
             if inverse is None:
@@ -186,15 +203,6 @@ class BatchNorm(nn.Module):
             # Not times the product of two vectors, which would be a kernel of its own.
             y = unit * per_channel(scale, z) + per_channel(bias, z)
         return y.astype(x.dtype)
-
-    def _unbiased(self, var, z, num_parts):
-        num = num_parts * z.size // z.shape[-1]
-        if num < 2:
-            raise ValueError(
-                "BatchNorm needs at least 2 values per channel in a training batch, "
-                f"got an input of shape {z.shape}. Use a larger batch_size."
-            )
-        return var * (num / (num - 1))
 
 
 class GroupNorm(nn.Module):

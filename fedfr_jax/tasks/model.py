@@ -91,7 +91,7 @@ def build_network(
         with naming(network.where):
             model = with_projection(model, projection=projection)
         config["projection"] = projection
-    model = model._replace(config=config)
+    model = model._replace(config=model.config or config)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must have at least one output, got {size}.")
     run = model.apply_with_features or model.apply

@@ -13,7 +13,7 @@ SOURCE = r"(start_from/)*(data|partition/public/source)(/sources/[^/]+)*"
 SOURCE += r"|evaluation/pairs/(source|threshold_pairs)(/sources/[^/]+)*"
 OTHERS = "|".join(
     (
-        "model/weights",
+        "model/(weights|file)",
         "(pretrain|methods/[^/]+)/(init|distill/cache|distill/teacher/weights)",
         "evaluation/(pairs|identification|templates)(/path)?",
         "evaluation/representation/reference",
