@@ -126,6 +126,7 @@ def keys_of(member: Callable) -> list[tuple[str, str, str]]:
         default = parameter.default
         text = getattr(default, "__name__", None) or repr(default)
         text = "needed" if default is parameter.empty else f"`{text}`"
+        text = "" if parameter.kind is parameter.VAR_KEYWORD else text
         rows.append((f"`{key}`", text, meanings.get(key, "")))
     return rows
 

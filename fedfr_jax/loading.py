@@ -19,6 +19,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.api import is_saved
 from fedfr_jax.config.build import build
+from fedfr_jax.config.files import check_without_code
 from fedfr_jax.deploy.trained_model import (
     TrainedModel,
     compile_embedding,
@@ -29,7 +30,6 @@ from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.files import is_url
 from fedfr_jax.models import build_model
-from fedfr_jax.models.torch_file import check_without_code
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.buckets import fetch, is_model
 from fedfr_jax.runs.data_digest import ACCEPT

@@ -24,7 +24,7 @@ EXTRAS = {  # of the package, and what they are for
     "remote": "runs in buckets",
     "search": "search by FAISS",
     "tfds": "TensorFlow Datasets",
-    "torch": "PyTorch checkpoints",
+    "torch": "PyTorch modules and checkpoints",
     "tensorboard": "TensorBoard",
     "wandb": "Weights & Biases",
     "mlflow": "MLflow",

@@ -10,7 +10,7 @@ import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def torch_file(
         module.
       graph: instead, a network as a trained model keeps it.
       num_classes: M, an argument of the class if it has one of this name.
-      **arguments: further ones of the class.
+      arguments: all other keys, arguments of the class.
     """
     if graph is not None:
         network = from_json(graph)
@@ -132,23 +132,3 @@ def drawn(network: Network, key: jax.Array) -> PyTree:
     keys = jax.random.split(key, len(network.shapes))
     leaves = zip(network.shapes.items(), keys, strict=True)
     return tree_of({path: draw(path, shape, k) for (path, shape), k in leaves})
-
-
-def check_without_code(config: Any, where: Any) -> None:
-    """Raise ValueError if a stored config names a file of code anywhere."""
-    for file in _files(config):
-        raise ValueError(
-            f"{where} must name no code, got the PyTorch module {file}. Give --config, "
-            "or use the trained models, which need no code."
-        )
-
-
-def _files(config: Any) -> Iterator[str]:
-    if isinstance(config, Mapping):
-        if config.get("name") == "torch" and "file" in config:
-            yield config["file"]
-        for value in config.values():
-            yield from _files(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _files(value)

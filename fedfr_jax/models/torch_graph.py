@@ -165,8 +165,8 @@ def build_torch_model(
 
     def features(variables, x, train=False, key=None):
         graph = network.train if train else network.evaluate
-        leaves = {**network.constants, **by_name(variables)}
-        leaves = {path: _as_tensor(leaf) for path, leaf in leaves.items()}
+        leaves = {path: jnp.asarray(x) for path, x in network.constants.items()}
+        leaves |= {path: _as_tensor(x) for path, x in by_name(variables).items()}
         dtype = jax.tree.leaves(variables["params"])[0].dtype
         inputs = [_as_input(leaf.astype(dtype)) for leaf in jax.tree.leaves(x)]
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -218,10 +218,10 @@ def _as_output(y: aten.Tensor) -> jax.Array:
 
 
 def _features(graph: Graph, values: Mapping[str, Any], output: jax.Array) -> jax.Array:
-    last = next(node for node in graph.nodes if node.name == graph.output)
-    if _family(last.operator) != "linear":
+    last = [node for node in graph.nodes if node.name == graph.output]
+    if not last or _family(last[0].operator) != "linear":
         return output
-    return plain(values[last.args[0].name])
+    return plain(values[last[0].args[0].name])
 
 
 def layers(network: Network) -> tuple[str, ...]:

@@ -117,7 +117,8 @@ def trace(module: Any, input_shape: InputShape) -> tuple[Network, Variables]:
     }
     graphs = []
     for mode in ("train", "evaluate"):
-        program = _export(torch, module.train(mode == "train"), input_shape)
+        module.train(mode == "train")
+        program = _export(torch, module, input_shape)
         literals = {k: x for k, x in program.constants.items() if k not in paths}
         places = {name: f"constants/{mode}/{name}" for name in literals}
         graphs.append(_graph(program, paths | places))

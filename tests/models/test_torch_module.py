@@ -529,6 +529,17 @@ def test_a_seed_draws_the_numbers_of_a_file(tmp_path, monkeypatch):
     assert (jax.jit(draw, static_argnums=0)(1) == draw(1)).all()
 
 
+@pytest.mark.ci
+def test_the_tutorial_runs(capsys):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "tutorials" / "pytorch.md"
+    code = page.read_text().split("```python\n")[1].partition("```")[0]
+    space: dict = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(code, space)
+    assert float(capsys.readouterr().out) > 0.85
+    assert space["run"].round_number == 10
+
+
 def make_golden():
     """Write golden/torch_module.npz: a graph, numbers, and what PyTorch computes."""
     module = made(lambda: ResNet((3, 4), 1))

@@ -1,0 +1,98 @@
+"""The graph of a PyTorch module without PyTorch: golden numbers, strange graphs."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.config.files import check_without_code, restore
+from fedfr_jax.models import MODELS, build_model
+from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
+from fedfr_jax.models.saved_model import named_arrays
+from fedfr_jax.models.torch_graph import (
+    from_json,
+    state_arrays,
+    stored,
+    to_json,
+    tree_of,
+)
+from fedfr_jax.models.weights import Weights
+
+SHAPE = (12, 12, 3)
+
+
+@pytest.fixture
+def net(golden):
+    """(arrays of the golden file, the graph as JSON, model, variables)."""
+    arrays = golden("torch_module")
+    graph = json.loads(arrays["graph"].tobytes())
+    network = from_json(graph)
+    state = {
+        network.state_dict[k[6:]]: x for k, x in arrays.items() if k[:6] == "state/"
+    }
+    leaves = {path: jnp.asarray(stored(state[path])) for path in network.shapes}
+    return arrays, graph, MODELS["torch"](SHAPE, graph=graph), tree_of(leaves)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+def test_a_graph_alone_has_pytorchs_outputs_gradients_and_statistics(net, mode):
+    arrays, _, model, variables = net
+
+    def loss(params):
+        given = {**variables, "params": params}
+        output, stats = model.apply(given, arrays["x"], mode == "train")
+        return (output * arrays["cotangent"]).sum(), (output, stats)
+
+    grads, (output, stats) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+    np.testing.assert_allclose(output, arrays[f"{mode}/output"], rtol=1e-5, atol=1e-5)
+    network = from_json(model.config["graph"])
+    found = state_arrays(network, {"params": grads, "batch_stats": stats})
+    wanted = {k[len(mode) + 4 :]: x for k, x in arrays.items() if f"{mode}/of/" in k}
+    assert len(wanted) == len(jax.tree.leaves(variables))
+    largest = max(np.abs(x).max() for x in wanted.values())
+    for name, array in wanted.items():
+        scale = max(np.abs(array).max(), 1e-2 * largest)
+        assert np.abs(found[name] - array).max() <= 1e-5 * scale, name
+
+
+def test_a_file_of_weights_has_its_network(net):
+    arrays, graph, model, variables = net
+    assert to_json(from_json(graph)) == graph
+    about = {"model": json.dumps(model.config), "image_shape": json.dumps(SHAPE)}
+    weights = Weights(named_arrays(variables), about)
+    section, shape = detect_model(weights)
+    again = build_model(section, shape)
+    outputs = [
+        jax.jit(one.output)(convert_variables(weights, section, shape), arrays["x"])
+        for one in (model, again)
+    ]
+    assert (outputs[0] == outputs[1]).all() and again.embedding_dim == 10
+    one, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
+    assert jax.tree.structure(one) == jax.tree.structure(variables)
+    assert (one["params"]["fc"]["weight"] != other["params"]["fc"]["weight"]).all()
+    assert (one["batch_stats"]["bn1"]["running_var"] == 1).all()
+
+
+def test_a_strange_graph_is_refused(net):
+    _, graph, _, _ = net
+    nodes = [[*graph["train"]["nodes"][0]]]
+    nodes[0][1] = "system.default"
+    changed = {**graph, "train": {**graph["train"], "nodes": nodes}}
+    with pytest.raises(ValueError, match="known operators, got system.default"):
+        from_json(changed)
+    with pytest.raises(ValueError, match="graph must be that of a PyTorch module"):
+        from_json({"train": graph["train"]})
+
+
+def test_the_stored_config_of_a_run_names_no_code(tmp_path):
+    model = {"name": "torch", "file": "evil.py:Net"}
+    for config in ({"model": model}, {"methods": {"a": {"teachers": [model]}}}):
+        with pytest.raises(ValueError, match="name no code, got .*evil.py:Net"):
+            check_without_code(config, "config.json")
+    (tmp_path / "config.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(ValueError, match="config.json must name no code"):
+        restore(tmp_path / "config.json")
+    check_without_code({"model": {"name": "torch", "graph": {}}}, "config.json")
