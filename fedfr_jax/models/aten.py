@@ -441,7 +441,7 @@ def instance_norm(x, weight, bias, mean, var, use_input_stats, momentum, eps, cu
     """Normalize each channel of each image of x [B, C, *space]."""
     del momentum, cudnn
     if not use_input_stats or mean is not None or var is not None:
-        raise ValueError("instance_norm must have track_running_stats=False.")
+        raise ValueError("instance_norm must have track_running_stats=False, got True.")
     return group_norm(x, x.shape[1], weight, bias, eps)
 
 
@@ -672,7 +672,7 @@ def attention(
 ):
     """Softmax attention of [..., L, E] over [..., S, E]."""
     if enable_gqa:
-        raise ValueError("scaled_dot_product_attention must have enable_gqa=False.")
+        raise ValueError("attention must have enable_gqa=False, got True.")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.matmul(query * scale, jnp.swapaxes(key, -1, -2))
     if is_causal:

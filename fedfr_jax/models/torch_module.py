@@ -109,7 +109,9 @@ def trace(module: Any, input_shape: InputShape) -> tuple[Network, Variables]:
     tensors = _tensors(module)
     paths, arrays = _paths(tensors), numbers(module)
     if not any(path.startswith("params/") for path in arrays):
-        raise ValueError("module must have parameters that require a gradient.")
+        raise ValueError(
+            "module must have parameters that require a gradient, got none."
+        )
     constants = {
         path: _array(tensors[name])
         for name, path in paths.items()

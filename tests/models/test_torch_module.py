@@ -154,7 +154,8 @@ class Layers(nn.Module):
         self.depthwise = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=8)
         self.dilated = nn.Conv2d(16, 8, 3, padding=2, dilation=2)
         self.up = nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1)
-        self.grouped_up = nn.ConvTranspose2d(6, 8, (2, 3), stride=2, groups=2)
+        # A bias before a normalization has no gradient but rounding.
+        self.grouped_up = nn.ConvTranspose2d(6, 8, (2, 3), 2, groups=2, bias=False)
         self.instance_norm = nn.InstanceNorm2d(8, affine=True)
         self.pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
 
