@@ -44,7 +44,7 @@ def test_no_password_or_signature_of_a_url_is_shown_or_kept(
         kept += config_text(config) + str(copy_folder(url))
         assert json.loads(config_text(config))["pretrain"]["init"] != url
         assert sections(config)["pretrain"]["init"] == url  # which is opened
-        assert main(["report", url]) in (1, 2)
+        assert main(["report", url]) in (1, 2, 75)
         kept += "".join(capsys.readouterr())
         assert "/run" in kept and "sesame" not in kept, url
         assert kept.count("***") >= 3
