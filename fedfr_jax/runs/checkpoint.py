@@ -118,6 +118,8 @@ class Checkpointer:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP,
                 create=not (is_read_only or self._is_alone),
+                # In the background processes would meet by names that they share.
+                enable_async_checkpointing=not self._is_alone,
                 # All have the same list.
                 single_host_load_and_broadcast=not self._is_alone,
                 multiprocessing_options=processes,
