@@ -56,7 +56,7 @@ class Device(NamedTuple):
 
 # See docs/explanation/accelerators.md.
 TPU_NOTE = (
-    "the compiler of a TPU took 0.7 to 1.6 times this memory: near the limit, compile "
+    "the compiler of a TPU took 0.5 to 1.6 times this memory: near the limit, compile "
     "for a grid, such as --device=v5p:2x2x1 --compile"
 )
 
