@@ -81,9 +81,11 @@ def windows_of(
     return [lax.slice_in_dim(x, i, i + last, step, axis) for i in starts]
 
 
-def max_pooling(x: jax.Array, **window) -> jax.Array | None:
-    """`lax.reduce_window_max` with its parameters."""
-    return _pool(x, _larger, _lowest(x.dtype), **window)
+def max_pooling(
+    x: jax.Array, *, larger: Callable = _larger, **window
+) -> jax.Array | None:
+    """`lax.reduce_window_max` with its parameters, by the larger one of two arrays."""
+    return _pool(x, larger, _lowest(x.dtype), **window)
 
 
 def min_pooling(x: jax.Array, **window) -> jax.Array | None:

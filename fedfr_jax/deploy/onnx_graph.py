@@ -8,6 +8,7 @@ the runtimes of ONNX fold into the convolution before it. Maps are [B, C, H, W] 
 graph after a convolution, [B, H, W, C] in the trace.
 """
 
+import functools
 import hashlib
 import pathlib
 import string
@@ -15,9 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Literal, primitives
 
+from fedfr_jax.convolutions.pooling import max_pooling
+from fedfr_jax.convolutions.rewriting import rewritten
 from fedfr_jax.models.flops import scan_sizes
 
 # Batch size of the trace, a prime that is no other size in a network: in a shape it
@@ -91,7 +95,7 @@ def trace_graph(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, 
     The input is called "images", [B, C, H, W].
     """
     images = jax.ShapeDtypeStruct((BATCH, *input_shape), np.float32)
-    traced = jax.jit(function).trace(images).jaxpr
+    traced = jax.jit(rewritten(function, lambda: BY_SLICES)).trace(images).jaxpr
     graph = Graph()
     inputs = [Tensor("images", images.shape, len(input_shape) == 3)]
     (output,) = walk(graph, traced.jaxpr, list(map(np.asarray, traced.consts)), inputs)
@@ -110,6 +114,10 @@ def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(x) for x in jaxpr.outvars]
 
+
+BY_SLICES = {  # there are operations for what slices are made of
+    primitives.reduce_window_max_p: functools.partial(max_pooling, larger=jnp.maximum)
+}
 
 # Translations: (graph, name in JAX, its parameters, inputs, shape in the trace).
 

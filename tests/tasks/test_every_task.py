@@ -9,6 +9,7 @@ import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.config.build import build
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.algorithms.personal import ServerWithLayers
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
@@ -57,7 +58,7 @@ def first_round(task, clip_norm, folder):
 def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
     experiment = build(config(task, clip_norm=1e-3))
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), use_forms("xla"):
         text = str(stage_shapes(experiment, "x").client.program)
     outputs = re.findall(r":(\w+)\[[^\n]*= conv_general_dilated\[", text)
     assert outputs.count("f32") == (3 if task == "segmentation" else 0), outputs

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.models import iresnet
 from fedfr_jax.plan.aot import stage_programs
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -37,7 +38,8 @@ def lowered(dtype, **pretrain):
     network = iresnet((8, 8, 3), **sizes)
     given = network, source_of(images, labels), partition
     experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
-    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+    # optax's schedules need the former; a convolution is seen where it is XLA's
+    with jax.numpy_dtype_promotion("standard"), use_forms("xla"):
         return stage_programs(experiment, "pretrained")["step"]
 
 
