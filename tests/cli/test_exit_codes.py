@@ -43,7 +43,7 @@ KINDS = [
     (MISTAKE, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")),
     (1, jax.errors.JaxRuntimeError("INVALID_ARGUMENT: shapes")),
     (MISTAKE, FileNotFoundError(errno.ENOENT, "No such file or directory", "a.npz")),
-    (MISTAKE, PermissionError(errno.EACCES, "Permission denied", "/root/a")),
+    (MISTAKE, PermissionError(errno.EACCES, "Permission denied", "/a/b")),
     (MISTAKE, OSError(errno.ELOOP, "Is a link", "config.json")),
     (MISTAKE, ChildProcessError("v5e does not compile")),
     (MISTAKE, TakenOver("the run has been taken over")),
