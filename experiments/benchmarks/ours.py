@@ -30,17 +30,20 @@ from fedfr_jax.tasks.faces.methods import METHODS, Counts, face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
 
+GLOROT = xavier_uniform()  # as the peers start
+
+
 class LeNet(nn.Module):
     """BlazeFL's small CNN up to its last layer, as a newcomer writes it in flax."""
 
     @nn.compact
     def __call__(self, x, train=False):
         for width in (6, 16):
-            x = nn.Conv(width, (5, 5), padding="VALID")(x)
+            x = nn.Conv(width, (5, 5), padding="VALID", kernel_init=GLOROT)(x)
             x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
         x = x.reshape(len(x), -1)
         for width in (120, 84):
-            x = nn.relu(nn.Dense(width)(x))
+            x = nn.relu(nn.Dense(width, kernel_init=GLOROT)(x))
         return x
 
 

@@ -125,6 +125,7 @@ def federation(work, num_rounds: int, folder: str, threads: int):
 def main():
     args = workloads.arguments(__doc__)
     torch.set_num_threads(args.threads)
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the pool's processes
     work = workloads.WORKLOADS[args.workload]
     data, clock = workloads.make_data(work), workloads.Clock()
     with tempfile.TemporaryDirectory() as folder:
