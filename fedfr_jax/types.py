@@ -706,12 +706,13 @@ class TrainedModels(NamedTuple):
 
     variables: PyTree | None  # of the global model; None if there is none
     apply: Callable  # (variables, images [B, ...]) -> output [B, D]
-    # client -> variables of its model; None: all clients have the global model
-    client_variables: Callable[[int], PyTree] | None
+    # client -> variables of its model; clients [A], of each device along `clients` one,
+    # -> [A, ...] cut over these devices. None: all clients have the global model
+    client_variables: Callable[..., PyTree] | None
     client_apply: Callable  # (`client_variables`, images) -> output [B, D]
     # number -> variables of a client that has never taken part; None as
     # `client_variables`
-    new_client_variables: Callable[[int], PyTree] | None = None
+    new_client_variables: Callable[..., PyTree] | None = None
 
 
 class ImageGrid(NamedTuple):

@@ -22,7 +22,7 @@ from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
-from fedfr_jax.types import Algorithm, PyTree, model_inputs
+from fedfr_jax.types import Algorithm, AnyArray, PyTree, model_inputs
 
 
 def build_embed(embed: Callable, batching: Batching, mesh: Mesh) -> Callable:
@@ -84,35 +84,109 @@ def build_sums(count_batch: Callable, batching: Batching, mesh: Mesh) -> Callabl
       run(variables, table, rows [R] int32) -> tree of int64 numpy arrays. Of any R it
       runs the same compiled step. `table` is a `Dataset` or a `Stream`.
     """
-    cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * batching.batch_size
-    count_batch = fast(count_batch)
-
-    def device(variables, block, is_valid):
-        inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
-        plain_inputs = batching.with_deterministic(jnp.int32(0), inputs)
-        counts = count_batch(variables, plain_inputs, targets, is_valid)
-        return meshes.sum_over_clients(mesh, counts)
-
-    def over_devices(kind):
-        specs = P(), SegmentData(kind.spec, cut), cut
-        return jax.jit(meshes.over_client_devices(mesh, device, specs, P()))
-
-    compiled = {kind: over_devices(kind) for kind in DATA_KINDS}
-    add = lambda total, x: total + np.asarray(x, np.int64)
+    count = _build_counts(count_batch, batching, mesh, P())
+    whole = mesh.shape[meshes.CLIENTS] * batching.batch_size
 
     def run(variables, table, rows):
         table, total = place_data(mesh, table), None
         for start in range(0, len(rows), whole):
             here = rows[start : start + whole]
             is_valid = np.arange(whole) < len(here)
-            is_valid = meshes.put_global(is_valid, meshes.over_clients(mesh))
-            (block,) = table.blocks(here, batching.batch_size)
-            counts = compiled[type(table)](variables, block, is_valid)
-            counts = meshes.fetch(counts)
-            total = jax.tree.map(add, total, counts) if total is not None else counts
-        return jax.tree.map(lambda x: np.asarray(x, np.int64), total)
+            counts = count(variables, table, here, is_valid)
+            counts = jax.tree.map(lambda x: x.sum(axis=0), counts)
+            total = counts if total is None else jax.tree.map(np.add, total, counts)
+        return total
 
     return run
+
+
+def build_client_sums(
+    count_batch: Callable, batching: Batching, mesh: Mesh
+) -> Callable:
+    """Build integer counts of every client's model on the client's own rows.
+
+    At a time each client device has the model of another client, the largest first, so
+    that devices have similar numbers of batches.
+
+    Args:
+      count_batch, batching: as of `build_sums`.
+
+    Returns:
+      run(client_variables, table, offsets [N + 1]) -> tree of int64 numpy arrays
+      [N, ...], zeros of clients without a row. `client_variables` is that of
+      `TrainedModels`, `table` a `Dataset` or a `Stream` of the clients' rows.
+    """
+    count = _build_counts(count_batch, batching, mesh, P(meshes.CLIENTS))
+    num_devices, size = mesh.shape[meshes.CLIENTS], batching.batch_size
+
+    def count_group(variables, table, starts, ends):
+        """Sum the counts [A, ...] of rows starts..ends-1 [A] of each device."""
+        total = None
+        for first in range(0, max(int((ends - starts).max()), 1), size):
+            rows = starts[:, None] + np.arange(first, first + size)
+            is_valid = rows < ends[:, None]
+            rows = np.where(is_valid, rows, 0)
+            counts = count(variables, table, rows.reshape(-1), is_valid.reshape(-1))
+            total = counts if total is None else jax.tree.map(np.add, total, counts)
+        return total
+
+    def run(client_variables, table, offsets):
+        table, sizes, groups = place_data(mesh, table), np.diff(offsets), []
+        order = np.argsort(-sizes, kind="stable")
+        order = order[: max(np.count_nonzero(sizes), 1)]  # one, for the shapes
+        for start in range(0, len(order), num_devices):
+            clients = order[start : start + num_devices]
+            starts = offsets[np.resize(clients, num_devices)]
+            ends = starts.copy()
+            ends[: len(clients)] += sizes[clients]
+            variables = client_variables(np.resize(clients, num_devices))
+            groups.append(count_group(variables, table, starts, ends))
+
+        def of_clients(*parts):
+            total = np.zeros((len(sizes), *parts[0].shape[1:]), np.int64)
+            total[order] = np.concatenate(parts)[: len(order)]
+            return total
+
+        return jax.tree.map(of_clients, *groups)
+
+    return run
+
+
+def _build_counts(
+    count_batch: Callable, batching: Batching, mesh: Mesh, spec: P
+) -> Callable:
+    """Build counts [A, ...] int64, on the host, of a batch of each client device.
+
+    Args:
+      spec: of the variables: all devices have the same ones, or each its own of
+        [A, ...].
+
+    Returns:
+      count(variables, placed table, rows [R <= A * B], is_valid [A * B] bool).
+    """
+    cut, count_batch = P(meshes.CLIENTS), fast(count_batch)
+
+    def device(variables, block, is_valid):
+        if spec == cut:
+            variables = jax.tree.map(lambda x: x[0], variables)
+        inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
+        plain_inputs = batching.with_deterministic(jnp.int32(0), inputs)
+        counts = count_batch(variables, plain_inputs, targets, is_valid)
+        return jax.tree.map(lambda x: x[None], counts)
+
+    def over_devices(kind):
+        specs = spec, SegmentData(kind.spec, cut), cut
+        return jax.jit(meshes.over_client_devices(mesh, device, specs, cut))
+
+    compiled = {kind: over_devices(kind) for kind in DATA_KINDS}
+
+    def count(variables, table, rows, is_valid):
+        is_valid = meshes.put_global(is_valid, meshes.over_clients(mesh))
+        (block,) = table.blocks(rows, batching.batch_size)
+        counts = meshes.fetch(compiled[type(table)](variables, block, is_valid))
+        return jax.tree.map(lambda x: np.asarray(x, np.int64), counts)
+
+    return count
 
 
 def outside_trace(compiled: Callable, plain: Callable) -> Callable:
@@ -141,31 +215,68 @@ def embed_views(
 
 def client_models(
     algorithm: Algorithm, server: PyTree, key: jax.Array, store: Store, mesh: Mesh
-) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
+) -> tuple[Callable, Callable]:
     """Build client -> its personalized model, and number -> that of an unseen client.
+
+    Both take a client, or clients [A] of which each client device gets the model of
+    one, as `TrainedModels.client_variables`.
 
     Args:
       key: of the run.
     """
     server, key = put_on_mesh(mesh, (server, key))
+    functions = algorithm.init_personal, algorithm.personalize
 
-    def first_state(client):
-        personal_key = first_personal_key(client_key(key, client))
-        return algorithm.init_personal(personal_key, server)
+    def personalized(clients, states, is_new):
+        arguments = server, key, clients, states
+        if np.ndim(clients):
+            cut = meshes.over_clients(mesh)
+            clients = meshes.put_global(clients.astype(np.int32), cut)
+            return _personalize_each(functions, cut, *arguments, is_new)
+        if is_new:  # never sampled: what it would start from
+            states = _first_state(algorithm.init_personal, server, key, clients)
+        return algorithm.personalize(server, states)
 
-    def seen_client(client):
-        states, is_new = store.gather(np.array([client]))
-        state = jax.tree.map(lambda x: x[0], states)
-        state = meshes.put_global(state, meshes.replicated(mesh))
-        if is_new[0]:  # never sampled: what it would start from
-            state = first_state(client)
-        return algorithm.personalize(server, state)
+    def seen_client(clients):
+        return personalized(clients, *load_states(store, clients, mesh))
 
-    def new_client(number):
-        state = first_state(store.population + number)
-        return algorithm.personalize(server, state)
+    def new_client(numbers):
+        nobody = load_states(store, np.full_like(numbers, -1), mesh)
+        return personalized(store.population + numbers, *nobody)
 
     return seen_client, new_client
+
+
+def _first_state(init_personal, server, key, client):
+    """State of a client before its first round."""
+    return init_personal(first_personal_key(client_key(key, client)), server)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _personalize_each(functions, cut, server, key, clients, states, is_new):
+    """Variables [A, ...] of clients [A] with `states` [A, ...], one on each device."""
+    init_personal, personalize = functions
+
+    def of_client(client, state, is_new):
+        first = _first_state(init_personal, server, key, client)
+        state = jax.tree.map(lambda x, y: jnp.where(is_new, x, y), first, state)
+        return personalize(server, state)
+
+    variables = jax.vmap(of_client)(clients, states, is_new)
+    return jax.lax.with_sharding_constraint(variables, cut)
+
+
+def load_states(
+    store: Store, clients: int | np.ndarray, mesh: Mesh
+) -> tuple[PyTree, AnyArray]:
+    """Stored states, and which clients have none, of `client_models`' clients."""
+    if not np.ndim(clients):
+        states, is_new = store.gather(np.array([clients]))
+        state = jax.tree.map(lambda x: x[0], states)
+        return meshes.put_global(state, meshes.replicated(mesh)), is_new[0]
+    here = np.asarray(clients)[meshes.local_shards(mesh)]
+    cut, count = meshes.over_clients(mesh), mesh.shape[meshes.CLIENTS]
+    return meshes.put_local(store.gather(here), cut, count)
 
 
 def build_over_cohort(client_fn: Callable, mesh: Mesh) -> Callable:

@@ -28,7 +28,7 @@ from fedfr_jax.data.partition import (
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.inference import build_client_sums, build_embed
 from fedfr_jax.federated.local import trainable
 from fedfr_jax.losses.margin import normalize
 from fedfr_jax.losses.masked_means import masked_mean
@@ -50,7 +50,6 @@ from fedfr_jax.tasks.evaluators import (
     build_finetuned_models,
     build_finetuning,
     check_one_process,
-    client_model,
     over_clients,
     with_target,
 )
@@ -85,6 +84,7 @@ from fedfr_jax.types import (
     PyTree,
     TrainedModels,
     is_image,
+    model_inputs,
 )
 
 
@@ -202,19 +202,14 @@ class Accuracy:
         bounds = list(zip(self._offsets[:-1], self._offsets[1:], strict=True))
         if models.client_variables is None:
             right = self._is_right(models.apply, models.variables, self._all())
-            parts = [right[low:high] for low, high in bounds]
+            num_right = np.array([right[low:high].sum() for low, high in bounds])
         else:
-            parts = [
-                self._is_right(*client_model(models, client), np.arange(low, high))
-                if high > low
-                else np.zeros(0)
-                for client, (low, high) in enumerate(bounds)
-            ]
-        accuracies = [x.mean() if len(x) else np.nan for x in parts]
+            count = _build_count(models.client_apply, self._feed, self._mesh)
+            num_right = count(models.client_variables, self._table, self._offsets)
+        sizes = np.diff(self._offsets).astype(float)
+        accuracy = num_right / np.where(sizes > 0, sizes, np.nan)
         return over_clients(
-            {"accuracy": np.array(accuracies)},
-            "accuracy",
-            ("std", "min", "max", "worst_decile"),
+            {"accuracy": accuracy}, "accuracy", ("std", "min", "max", "worst_decile")
         )
 
     def _all(self):
@@ -233,6 +228,17 @@ def _build_predictions(apply: Callable, feed: Batching, mesh: Mesh) -> Callable:
     """`build_embed` of the most likely class, [R', 1, 1]."""
     best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
     return build_embed(best, feed, mesh)
+
+
+@functools.lru_cache(maxsize=8)
+def _build_count(apply: Callable, feed: Batching, mesh: Mesh) -> Callable:
+    """`build_client_sums` of the examples that are classified correctly."""
+
+    def count(variables, inputs, targets, is_valid):
+        predicted = apply(variables, model_inputs(inputs)).argmax(axis=1)
+        return jnp.sum(is_valid & (predicted == targets["label"]))
+
+    return build_client_sums(jax.jit(count), feed, mesh)
 
 
 @section

@@ -37,7 +37,7 @@ from fedfr_jax.federated.algorithms.prototypes import (
     prototype_of_class,
 )
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.inference import build_embed, load_states
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.settings import Settings
@@ -387,9 +387,7 @@ def finetune_clients(sim: Simulation, models: TrainedModels) -> TrainedModels:
     # All clients, whatever the round: its number only names what they draw.
     server, _ = run_cohort(sim, server, store, Cohort(np.arange(num_clients), 1))
 
-    def finetuned(client):
-        rows, _ = store.gather(np.array([client]))
-        row = jax.tree.map(lambda x: x[0], rows)
-        return meshes.put_global(row, meshes.replicated(sim.mesh))
+    def finetuned(clients):
+        return load_states(store, clients, sim.mesh)[0]
 
     return models._replace(variables=None, client_variables=finetuned)

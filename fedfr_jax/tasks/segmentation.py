@@ -29,7 +29,7 @@ from fedfr_jax.evaluation.segmentation import (
     segmentation_scores,
     softmax_entropy,
 )
-from fedfr_jax.federated.inference import build_sums
+from fedfr_jax.federated.inference import build_client_sums, build_sums
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.parts import INLINE, Part, section
 from fedfr_jax.ranges import BatchSize, NonNegative, Share
@@ -167,7 +167,7 @@ class SegmentationEvaluator:
         num_classes = len(images.classes)
 
         @functools.cache
-        def counter(apply: Callable):
+        def counters(apply: Callable):
             @jax.jit
             def count(variables, inputs, targets, is_valid):
                 predicted = apply(variables, inputs["image"]).argmax(axis=-1)
@@ -175,9 +175,9 @@ class SegmentationEvaluator:
                 truth = jnp.where(is_valid, targets["mask"], jnp.uint8(IGNORE_INDEX))
                 return confusion_matrix(truth, predicted, num_classes)
 
-            return build_sums(count, feed, mesh)
+            return build_sums(count, feed, mesh), build_client_sums(count, feed, mesh)
 
-        self._counter = counter
+        self._counters = counters
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -226,23 +226,24 @@ class SegmentationEvaluator:
         rows = np.arange(self._images.offsets[-1])
         return self._counts(models.apply, models.variables, rows)
 
-    def _evaluate_clients(self, models: TrainedModels) -> list[np.ndarray]:
-        """Confusion matrix [M, M] per client, zeros without a test image."""
-        counts = []
-        for client in range(self._images.num_clients):
-            rows = self._images.rows(client)
-            if len(rows):
-                counts.append(self._counts(*client_model(models, client), rows))
-            else:
-                counts.append(np.zeros([len(self._images.classes)] * 2, np.int64))
-        return counts
+    def _evaluate_clients(self, models: TrainedModels) -> np.ndarray:
+        """Confusion matrices [N, M, M] of the clients, zeros without a test image."""
+        table, offsets = self._images.table, self._images.offsets
+        if models.client_variables is None:
+            model = models.apply, models.variables
+            counts = np.zeros([len(offsets) - 1, *[len(self._images.classes)] * 2])
+            for client in np.flatnonzero(np.diff(offsets)).tolist():
+                counts[client] = self._counts(*model, self._images.rows(client))
+            return counts.astype(np.int64)
+        _, count = self._counters(models.client_apply)
+        return count(models.client_variables, table, offsets)
 
     def _counts(
         self, apply: Callable, variables: PyTree, rows: np.ndarray
     ) -> np.ndarray:
         """Confusion matrix of table rows [n], computed in batches."""
-        rows = rows.astype(np.int32)
-        return self._counter(apply)(variables, self._images.table, rows)
+        count, _ = self._counters(apply)
+        return count(variables, self._images.table, rows.astype(np.int32))
 
 
 NO_CLASS = (0, 0, 0)  # color of void

@@ -1,5 +1,6 @@
 """A small experiment from a config: what its numbers are of, and what is refused."""
 
+import functools
 import json
 
 import jax
@@ -176,6 +177,14 @@ OUTSIDE = {
 }
 
 
+def stacked(of_client, clients):
+    """`TrainedModels.client_variables` of a function of one client."""
+    if not np.ndim(clients):
+        return of_client(clients)
+    found = [of_client(client) for client in clients]
+    return jax.tree.map(lambda *x: np.stack(x), *found)
+
+
 @pytest.fixture(scope="module")
 def outside(path, tmp_path_factory):
     """(experiment, its numbers) with two more clients, outside the federation."""
@@ -228,11 +237,15 @@ def test_clients_outside_are_judged_by_what_a_new_one_would_be_handed(path, outs
     unseen = experiment.task.evaluators["unseen"]
     judged = lambda networks: unseen.evaluate(networks).metrics
     one = TrainedModels(whole, first.apply, None, first.apply)
+
+    def always(variables):
+        return lambda clients: stacked(lambda client: variables, clients)
+
     own = one._replace(
-        client_variables=lambda c: nothing, new_client_variables=lambda c: whole
+        client_variables=always(nothing), new_client_variables=always(whole)
     )
     assert judged(own) == judged(one)
-    assert judged(own._replace(new_client_variables=lambda c: nothing)) != judged(one)
+    assert judged(own._replace(new_client_variables=always(nothing))) != judged(one)
 
 
 def test_fine_tuning_one_layer_leaves_the_others(path):
@@ -265,16 +278,17 @@ def test_fine_tuning_starts_from_every_clients_own_network(path):
     start = first.init_variables(None)
 
     def of_client(client):
-        sign = (-1) ** client
+        sign = (-1) ** int(client)
         return {**start, "params": jax.tree.map(lambda x: sign * x, start["params"])}
 
-    networks = TrainedModels(None, first.apply, of_client, first.apply)
+    own = functools.partial(stacked, of_client)
+    networks = TrainedModels(None, first.apply, own, first.apply)
     judged = {
         name: task.evaluators[name].evaluate(networks).per_client["accuracy"]
         for name in ("personalized", "finetuned")
     }
     np.testing.assert_array_equal(judged["finetuned"], judged["personalized"])
-    alike = networks._replace(client_variables=lambda client: of_client(0))
+    alike = networks._replace(client_variables=lambda clients: own(clients * 0))
     other = task.evaluators["personalized"].evaluate(alike).per_client["accuracy"]
     assert (other != judged["personalized"]).any()
 

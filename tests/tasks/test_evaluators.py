@@ -59,9 +59,10 @@ def networks_of(metric, logits, of_client, generic=1):
         found = logits(variables, x)
         return found[:, 0, 0] if metric == "accuracy" else found
 
-    own = (
-        of_client if of_client is None or callable(of_client) else of_client.__getitem__
-    )
+    def of_list(clients):
+        return jnp.asarray(of_client)[clients]
+
+    own = of_client if of_client is None or callable(of_client) else of_list
     return TrainedModels(jnp.int32(generic), apply, own, apply)
 
 
@@ -83,16 +84,16 @@ METRICS = pytest.mark.parametrize("metric", ["accuracy", "pixel_accuracy"])
 def test_a_client_is_evaluated_by_its_own_network_on_its_own_images(metric):
     asked = []
 
-    def of_client(client):
-        asked.append(client)
-        return jnp.int32(OWN[client])
+    def of_client(clients):
+        asked.extend(clients)
+        return jnp.array(OWN)[clients]
 
     evaluator = evaluator_of(metric)
     networks = networks_of(metric, always, of_client)
     found = evaluator.personalized(networks)
     np.testing.assert_allclose(found.per_client[metric], [1, 3 / 4, np.nan, 3 / 5])
     assert found.metrics[metric] == pytest.approx((1 + 3 / 4 + 3 / 5) / 3)
-    assert asked == [0, 1, 3]  # one without an image is never asked
+    assert sorted(asked) == [0, 1, 3]  # one without an image is never asked
     # One network is, on all test images: 4 of 10, not the clients' mean.
     assert evaluator.generic(networks).metrics[metric] == pytest.approx(0.4)
 
@@ -127,7 +128,9 @@ def test_personal_networks_may_be_of_another_kind_than_the_one(metric):
         {"batch_size": 64},
         {"batch_size": 1},
         {"batch_size": 5, "devices": 4},
+        {"batch_size": 2, "devices": 2},  # of which one has no third client
         {"batch_size": 3, "streamed": True},
+        {"batch_size": 3, "devices": 4, "streamed": True},
     ],
     ids=str,
 )
@@ -147,6 +150,35 @@ def test_every_image_meets_its_own_label_whatever_the_batches(metric, layout):
     own = [1 - is_odd[client == i].mean() for i in (0, 1, 3)]
     np.testing.assert_allclose(per_client[[0, 1, 3]], own)
     assert np.isnan(per_client[2])
+
+
+@METRICS
+def test_each_device_evaluates_another_client(metric):
+    """The largest first; of each batch a device has the images of its client alone."""
+    sizes, asked, seen = np.array([1, 0, 9, 4, 4, 5, 8, 1]), [], []
+    owner = np.repeat(np.arange(8), sizes).astype(np.int32)
+    images = 1 + owner[:, None, None]  # 0 is padding's, which is masked
+
+    def logits(own, x):
+        jax.debug.callback(lambda *pair: seen.append(pair), own, x[:, 0, 0, 0])
+        return jax.nn.one_hot((own + 0 * x[..., 0]) % 3, 3)
+
+    def of_client(clients):
+        asked.append(clients.tolist())
+        return jnp.asarray(clients, jnp.int32)
+
+    offsets = np.cumsum([0, *sizes])
+    evaluator = evaluator_of(
+        metric, owner % 3, offsets, images, batch_size=4, devices=4
+    )
+    found = evaluator.personalized(networks_of(metric, logits, of_client))
+    jax.effects_barrier()
+    right = np.where(sizes, 1.0, np.nan)
+    np.testing.assert_array_equal(found.per_client[metric], right)
+    assert asked == [[2, 6, 5, 3], [4, 0, 7, 4]]
+    assert len(seen) == 4 * (3 + 1)  # batches of the largest client of each group
+    for own, x in seen:
+        assert {*np.asarray(x)} <= {int(own) + 1, images[0, 0, 0]}
 
 
 def test_overlap_is_of_the_pixels_that_are_not_void():
