@@ -29,7 +29,6 @@ from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces.methods import METHODS, Counts, face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
-
 GLOROT = xavier_uniform()  # as the peers start
 
 

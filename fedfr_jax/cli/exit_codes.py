@@ -1,6 +1,10 @@
-"""Exit codes of commands: what a scheduler should start again, and what not."""
+"""How commands end: a line for the user, and a code for the scheduler.
+
+The code says what should be started again.
+"""
 
 import errno
+import os
 from collections.abc import Iterator
 
 BUG, MISTAKE = 1, 2
@@ -41,6 +45,28 @@ class ProcessFailed(ChildProcessError):
     def __init__(self, text: str, code: int):
         super().__init__(text)
         self.exit_code = code if code > 0 else RETRY  # a signal is below 0
+
+
+def explain(error: Exception) -> Exception:
+    """The one-line error for what is full, missing or lost; or the error itself."""
+    if is_lost(error):
+        line = str(error).splitlines()[0]
+        return ConnectionError(
+            f"another process of the run, or a device, was lost ({line}). Start the "
+            "same command again on all hosts."
+        )
+    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
+    explains_itself = isinstance(error, OSError) and error.errno is None
+    cause: BaseException | None = None if explains_itself else error
+    while cause:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OSError(f"{cause}: make room and start the same command again.")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return FileNotFoundError(f"{name} must be there, got no such file or folder.")
+    return error
 
 
 def exit_code(error: BaseException) -> int:

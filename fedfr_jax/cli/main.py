@@ -1,6 +1,5 @@
 """Command line: fedfr <command> --config=... --workdir=..."""
 
-import errno
 import importlib
 import inspect
 import logging
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import fedfr_jax
 from fedfr_jax import distributed
 from fedfr_jax.cli import program_cache, signals
-from fedfr_jax.cli.exit_codes import EXPLAINED, MISTAKE, exit_code, is_lost
+from fedfr_jax.cli.exit_codes import EXPLAINED, MISTAKE, exit_code, explain
 from fedfr_jax.schema import hint
 from fedfr_jax.text import printable, without_secrets
 
@@ -110,28 +109,6 @@ def run_command(name: str, argv: list[str]) -> int:
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
         return exit_code(error)
     return 0
-
-
-def explain(error: Exception) -> Exception:
-    """The one-line error for what is full, missing or lost; or the error itself."""
-    if is_lost(error):
-        line = str(error).splitlines()[0]
-        return ConnectionError(
-            f"another process of the run, or a device, was lost ({line}). Start the "
-            "same command again on all hosts."
-        )
-    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
-        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
-    explains_itself = isinstance(error, OSError) and error.errno is None
-    cause: BaseException | None = None if explains_itself else error
-    while cause:
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return OSError(f"{cause}: make room and start the same command again.")
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        name = os.fsdecode(error.filename)
-        return FileNotFoundError(f"{name} must be there, got no such file or folder.")
-    return error
 
 
 def print_no_error_twice() -> list:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedfr_jax.cli import flags
-from fedfr_jax.cli.exit_codes import RETRY, exit_code
+from fedfr_jax.cli.exit_codes import RETRY, exit_code, explain
 from fedfr_jax.cli.flags import DataChanged, config_text, set_key
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.files import is_url
@@ -202,7 +202,7 @@ def results_row(run: Run, cells: Cells, changed: DataChanged = None) -> dict | N
         print(f"{run.name} is left to another sweep: {error}", flush=True)
         return None
     except Exception as error:
-        if exit_code(error) == RETRY:
+        if exit_code(explain(error)) == RETRY:
             raise
         text = traceback.format_exc()
         path.mkdir(parents=True, exist_ok=True)

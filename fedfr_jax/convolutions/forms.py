@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,8 +25,14 @@ _BY_SLICES: Rules = {
 FORMS: dict[str, Rules] = {
     "cpu": {
         primitives.conv_general_dilated_p: convolution,
-        primitives.reduce_window_sum_p: pooling.sum_pooling,
         **_BY_SLICES,
+        primitives.reduce_window_max_p: functools.partial(
+            pooling.max_pooling, by_blocks=True
+        ),
+        primitives.reduce_window_min_p: functools.partial(
+            pooling.min_pooling, by_blocks=True
+        ),
+        primitives.reduce_window_sum_p: pooling.sum_pooling,
     },
     "gpu": {
         primitives.conv_general_dilated_p: lane_kernels.convolution,

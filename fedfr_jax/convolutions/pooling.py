@@ -2,10 +2,12 @@
 
 In a loop XLA:CPU computes reduce_window, and above all its derivative, ten times slower
 than operations on slices; on a GPU the derivative of a maximum over overlapping windows
-adds up in no fixed order.
+adds up in no fixed order. Windows side by side are an axis of their own, over which a
+CPU reduces: what follows a reduction does not compute it again for each of its reads.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -41,6 +43,7 @@ def _pool(
     x: jax.Array,
     combine: Callable,
     start: float | int,
+    reduce: Callable | None,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
@@ -56,6 +59,7 @@ def _pool(
 
     Args:
       start: what `combine` does not change a number by.
+      reduce: (x, axes) -> x reduced over axes, for windows side by side.
     """
     if max(window_dimensions) > MAX_WINDOW:
         return None
@@ -64,11 +68,45 @@ def _pool(
     if any(map(any, pads)):
         x = lax.pad(x, jnp.asarray(start, x.dtype), pads)
     spread = window_dilation or (1,) * x.ndim
+    side_by_side = tuple(window_dimensions) == tuple(window_strides)
+    if reduce and side_by_side and {*spread} == {1}:
+        return reduce(*_blocks(x, window_dimensions))
     axes = enumerate(zip(window_dimensions, window_strides, spread, strict=True))
     for axis, (size, step, dilation) in reversed([*axes]):
         if size > 1 or step > 1:
             x = functools.reduce(combine, windows_of(x, axis, size, step, dilation))
     return x
+
+
+def _blocks(x, sizes):
+    """x with an axis of its own for each window's side, and these axes."""
+    counts = [n // size for n, size in zip(x.shape, sizes, strict=True)]
+    x = x[tuple(slice(n * size) for n, size in zip(counts, sizes, strict=True))]
+    shape, axes = [], []
+    for count, size in zip(counts, sizes, strict=True):
+        shape.append(count)
+        if size > 1:
+            axes.append(len(shape))
+            shape.append(size)
+    return x.reshape(shape), tuple(axes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _extreme(x, axes, reduce):
+    """Maximum or minimum over axes; its derivative is that of the first of equals."""
+    return reduce(x, axes)
+
+
+@_extreme.defjvp
+def _extreme_tangent(axes, reduce, primals, tangents):
+    [x], [dx] = primals, tangents
+    y = _extreme(x, axes, reduce)
+    order = jnp.arange(math.prod(x.shape[axis] for axis in axes))
+    sides = [n if axis in axes else 1 for axis, n in enumerate(x.shape)]
+    order = order.reshape(sides)
+    is_chosen = (x == jnp.expand_dims(y, axes)) | (x != x)
+    first = jnp.where(is_chosen, order, order.size).min(axes, keepdims=True)
+    return y, jnp.where(order == first, dx, 0).sum(axes)
 
 
 def windows_of(
@@ -82,20 +120,37 @@ def windows_of(
 
 
 def max_pooling(
-    x: jax.Array, *, larger: Callable = _larger, **window
+    x: jax.Array, *, larger: Callable = _larger, by_blocks: bool = False, **window
 ) -> jax.Array | None:
-    """`lax.reduce_window_max` with its parameters, by the larger one of two arrays."""
-    return _pool(x, larger, _lowest(x.dtype), **window)
+    """`lax.reduce_window_max` with its parameters, by the larger one of two arrays.
+
+    Args:
+      by_blocks: whether windows side by side are reduced, not combined.
+    """
+    if x.dtype == bool:
+        return None
+    return _pool(x, larger, _lowest(x.dtype), _maximum if by_blocks else None, **window)
 
 
-def min_pooling(x: jax.Array, **window) -> jax.Array | None:
-    """`lax.reduce_window_min` with its parameters."""
-    return _pool(x, _smaller, _highest(x.dtype), **window)
+def min_pooling(x: jax.Array, *, by_blocks: bool = False, **window) -> jax.Array | None:
+    """`lax.reduce_window_min` with its parameters; by_blocks as of `max_pooling`."""
+    if x.dtype == bool:
+        return None
+    reduce = _minimum if by_blocks else None
+    return _pool(x, _smaller, _highest(x.dtype), reduce, **window)
+
+
+def _maximum(x, axes):
+    return _extreme(x, axes, jnp.max)
+
+
+def _minimum(x, axes):
+    return _extreme(x, axes, jnp.min)
 
 
 def sum_pooling(x: jax.Array, **window) -> jax.Array | None:
     """`lax.reduce_window_sum` with its parameters."""
-    return _pool(x, jnp.add, 0, **window)
+    return _pool(x, jnp.add, 0, jnp.sum, **window)
 
 
 def _is_long(window):

@@ -22,6 +22,7 @@ JAX is not needed here, and fsspec is imported where a path is a URL.
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -49,7 +50,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from fedfr_jax.files import cache_folder, check_bytes, digest_of_file, is_url
+from fedfr_jax.files import (
+    cache_folder,
+    check_bytes,
+    digest_of_file,
+    is_url,
+    replace_file,
+)
 from fedfr_jax.json_files import broken_rule
 from fedfr_jax.manifest import DIGEST, PlainPath, is_plain
 from fedfr_jax.runs import locks
@@ -249,7 +256,7 @@ class Mirror:
             wrong = [k for k, x in missing.items() if not self._keep(k, x, folder / k)]
         if wrong:
             path = missing[wrong[0]].object_path(wrong[0])
-            raise OSError(
+            raise ValueError(
                 f"{self.url}/{path} must have its sha256 in the manifest, got other "
                 "bytes (damaged, or changed by hand). Put back an older version of it, "
                 f"or the file in {self.folder} of the machine that wrote it; all other "
@@ -488,8 +495,25 @@ def open_folder(url: str):
         from fsspec.implementations.dirfs import DirFileSystem
 
         fs, root = fsspec.core.url_to_fs(url.rstrip("/"))
-        fs.auto_mkdir = True  # of file://, others make folders anyway
+        if "file" in fs.protocol:
+            fs = _whole_files()
         return DirFileSystem(root, fs)
+
+
+@functools.cache
+def _whole_files() -> Any:
+    """Local files that are written whole or not at all, as the objects of a bucket."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    class WholeFiles(LocalFileSystem):
+        def pipe_file(self, path, value, mode="overwrite", **options):
+            if mode != "overwrite":
+                super().pipe_file(path, value, mode=mode, **options)
+                return
+            with replace_file(self._strip_protocol(path)) as file:
+                file.write(value)
+
+    return WholeFiles(auto_mkdir=True)
 
 
 def _is_same(entries: Files, path: str, entry: StoredFile) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedfr_jax.files import is_url
+from fedfr_jax.mesh import BOOT
 from fedfr_jax.runs.buckets import explained, open_folder
 from fedfr_jax.runs.locks import RunInUse
 
@@ -148,8 +148,18 @@ class Leases:
 
 
 def _dump(owner: str, count: int) -> bytes:
-    host, pid = socket.gethostname(), os.getpid()
-    return json.dumps({"owner": owner, "host": host, "pid": pid, "n": count}).encode()
+    process = {"host": machine(), "pid": os.getpid()}
+    return json.dumps({"owner": owner, **process, "n": count}).encode()
+
+
+def machine() -> str | None:
+    """What numbers this machine's processes, or this container's; None if unknown.
+
+    A name would not do: machines made from one image share it.
+    """
+    if not BOOT.exists():
+        return None
+    return f"{BOOT.read_text().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _parse(data: bytes | None) -> dict:
@@ -168,8 +178,8 @@ def _owner(data: bytes | None) -> Any:
 def _is_of_dead_process(data: bytes) -> bool:
     """Whether a lease names a process of this host that is no more."""
     found = _parse(data)
-    pid = found.get("pid")
-    if found.get("host") != socket.gethostname() or type(pid) is not int:
+    pid, here = found.get("pid"), machine()
+    if here is None or found.get("host") != here or type(pid) is not int:
         return False
     if not 0 < pid < 2**31:
         return False

@@ -2,9 +2,11 @@
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +16,10 @@ import jax
 import pytest
 
 from fedfr_jax.cli import sweep as sweeps
+from fedfr_jax.cli.exit_codes import RETRY
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs import leases, sweep_cells
+from fedfr_jax.runs.buckets import open_folder
 from fedfr_jax.runs.leases import Leases
 from fedfr_jax.runs.locks import RunInUse
 from tests.cli.conftest import write_config
@@ -85,12 +89,41 @@ def test_a_lease_that_nobody_renews_ends(place, clock, data):
 def test_a_lease_of_an_ended_process_of_this_host_is_free_at_once(place):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    lease = {"owner": "x", "host": leases.socket.gethostname(), "pid": child.pid}
+    lease = {"owner": "x", "host": leases.machine(), "pid": child.pid}
     leave(place, json.dumps(lease).encode())
     assert is_free(place)
+    elsewhere = lease | {"host": socket.gethostname()}  # a name that others may have
+    leave(place, json.dumps(elsewhere).encode())
+    assert not is_free(place)
     lease["pid"] = os.getpid()
     leave(place, json.dumps(lease).encode())
     assert not is_free(place)
+
+
+def test_a_folder_at_a_url_has_whole_objects_only(tmp_path, monkeypatch):
+    fs = open_folder(f"file://{tmp_path}")
+    fs.pipe_file("rows/a.json", b"old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        fs.pipe_file("rows/a.json", b"new")
+    assert fs.cat_file("rows/a.json") == b"old" and fs.glob("rows/*") == ["rows/a.json"]
+
+
+def test_a_lost_device_ends_a_sweep_and_no_cell(tmp_path, monkeypatch):
+    error = jax.errors.JaxRuntimeError("UNAVAILABLE: a device was lost")
+
+    def lost(*_, **__):
+        raise error
+
+    monkeypatch.setattr(sweeps, "run_experiment", lost)
+    config = write_config(tmp_path)
+    words = [f"--config={config}", f"--workdir={tmp_path / 's'}", "seed=[0, 1]"]
+    assert main(["sweep", *words]) == RETRY
+    assert not (tmp_path / "s" / "results.jsonl").exists()
 
 
 def test_a_slow_owner_does_not_renew_what_another_has_taken(place, monkeypatch):

@@ -207,7 +207,7 @@ def convolutions(draw):
 
 @pytest.mark.ci
 @given(convolutions())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_convolution_is_xlas_with_its_gradients(case):
     shape, kernel_shape, arguments = case
     conv = lambda x, kernel: lax.conv_general_dilated(x, kernel, **arguments)

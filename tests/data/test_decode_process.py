@@ -66,6 +66,29 @@ def test_images_that_kill_each_process_are_named(process, tmp_path):
     assert images[5, 0, 0, 0] == 5
 
 
+class OfTwo(Exception):
+    """An exception that is pickled, but cannot be read again."""
+
+    def __init__(self, name, rule):
+        super().__init__(f"{name} must be {rule}")
+
+
+def talks(number, origin):
+    os.write(1, b"debug " * 100)
+    if number == 2:
+        raise OfTwo(origin, "an image")
+    return np.full(SHAPE, number, np.uint8)
+
+
+def test_what_a_decoder_prints_or_raises_is_not_taken_for_pixels(process):
+    images = np.zeros((2, *SHAPE), np.uint8)
+    process.decode(talks, items(2), images)
+    np.testing.assert_array_equal(images[:, 0, 0, 0], [0, 1])
+    with pytest.raises(ValueError, match="OfTwo: image 2 must be an image"):
+        process.decode(talks, items(3)[2:], images[:1])
+    process.decode(talks, items(2), images)
+
+
 def test_processes_give_the_pixels_and_errors_of_threads(tmp_path, monkeypatch):
     drawn = np.random.default_rng(0).integers(256, size=(40, 6, 7, 3), dtype=np.uint8)
     for i, image in enumerate(drawn):

@@ -106,7 +106,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         try:
             images = [np.ascontiguousarray(decode(*item)) for item in items]
         except Exception as error:
-            answers.write(REFUSED + pickle.dumps(error))
+            answers.write(REFUSED + _pickled(error))
         else:
             answers.write(DECODED)
             for image in images:
@@ -114,7 +114,19 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
+def _pickled(error):
+    """An error, or its text if it cannot be pickled or read again."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = pickle.dumps(ValueError(f"{type(error).__name__}: {error}"))
+    return data
+
+
 def main() -> None:
     """Decode for the process that has started this one."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a decoder prints
+    serve(sys.stdin.buffer, answers)
