@@ -194,6 +194,12 @@ def _slice_index(device: jax.Device) -> int:
     return device.slice_index if hasattr(device, "slice_index") else 0
 
 
+def num_model_shards() -> int:
+    """Devices along `model` over which XLA cuts what is traced; 1 if there are none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[MODEL] if MODEL in mesh.auto_axes else 1
+
+
 def device_grid(mesh: Mesh) -> tuple[int, int]:
     """(number of devices along `clients`, along `model`)."""
     return mesh.shape[CLIENTS], mesh.shape[MODEL]
@@ -248,6 +254,27 @@ def over_client_devices(
         out_specs=out_specs,
         axis_names={CLIENTS} if is_split else set(mesh.axis_names),
         check_vma=False,  # else gradients of replicated values would be summed
+    )
+
+
+def over_model_devices(
+    function: Callable, in_axes: Sequence[int | None], out_axis: int
+) -> Callable:
+    """`jax.shard_map` over `model`, where XLA cuts over it: an axis of each array.
+
+    Args:
+      in_axes: of each argument the axis that is cut; None: each device has all.
+    """
+
+    def cut(axis):
+        return P() if axis is None else P(*[None] * axis, MODEL)
+
+    return jax.shard_map(
+        function,
+        in_specs=tuple(map(cut, in_axes)),
+        out_specs=cut(out_axis),
+        axis_names={MODEL},
+        check_vma=False,
     )
 
 

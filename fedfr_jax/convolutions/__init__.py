@@ -14,6 +14,7 @@ several lanes. `use_forms("xla")` turns all of it off.
   winograd      3x3 convolution with fewer products
   pooling       pooling by slices
   lane_kernels  convolution on a GPU, with gradients for several lanes
+  own_images    convolution of a batch that is cut over several devices
   side_by_side  gradients of several lanes whose channels share an axis, on a TPU
 """
 

@@ -11,6 +11,7 @@ from jax.extend.core import primitives
 from fedfr_jax import mesh
 from fedfr_jax.convolutions import lane_kernels, pooling, side_by_side
 from fedfr_jax.convolutions.conv import convolution
+from fedfr_jax.convolutions.own_images import on_own_images
 from fedfr_jax.convolutions.rewriting import Rules, rewritten
 from fedfr_jax.schema import check_choice
 
@@ -24,7 +25,7 @@ _BY_SLICES: Rules = {
 # XLA's own is as fast.
 FORMS: dict[str, Rules] = {
     "cpu": {
-        primitives.conv_general_dilated_p: convolution,
+        primitives.conv_general_dilated_p: on_own_images(convolution),
         **_BY_SLICES,
         primitives.reduce_window_max_p: functools.partial(
             pooling.max_pooling, by_blocks=True
@@ -35,10 +36,10 @@ FORMS: dict[str, Rules] = {
         primitives.reduce_window_sum_p: pooling.sum_pooling,
     },
     "gpu": {
-        primitives.conv_general_dilated_p: lane_kernels.convolution,
+        primitives.conv_general_dilated_p: on_own_images(lane_kernels.convolution),
         **_BY_SLICES,
     },
-    "tpu": {},
+    "tpu": {},  # `value_and_grad` has them
     "xla": {},  # as on a platform that is not here
 }
 _FORMS: contextvars.ContextVar[str | None] = contextvars.ContextVar(

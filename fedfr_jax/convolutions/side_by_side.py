@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params, primitives
 
-from fedfr_jax.convolutions.rewriting import _alone, _evaluate
+from fedfr_jax.convolutions import own_images
+from fedfr_jax.convolutions.rewriting import Rules, _alone, _evaluate
 from fedfr_jax.types import PyTree
 
 FULL = 128  # channels that a TPU stores and multiplies at a time
@@ -36,6 +37,7 @@ ELEMENTWISE = set(
     "pow reduce_precision rsqrt select_n sign sin sqrt square stop_gradient sub tanh "
     "xor".split()
 )
+RULES: Rules = {primitives.conv_general_dilated_p: own_images.convolve}
 INLINED = ("jit", "pjit", "closed_call", "core_call")
 
 
@@ -66,7 +68,7 @@ def _gradients(jaxpr: Jaxpr) -> Callable:
     @custom_vmap
     def gradients(consts, arrays):
         def outputs(arrays):
-            found = _evaluate({}, jaxpr, consts, arrays)
+            found = _evaluate(RULES, jaxpr, consts, arrays)
             return found[0], found
 
         grads, found = jax.grad(outputs, has_aux=True)(arrays)
@@ -219,6 +221,8 @@ def _apply(group, jaxpr, equation, inputs):
     """Outputs of an equation, in the form that suits its inputs."""
     name, params = equation.primitive.name, equation.params
     alone = _alone(jaxpr, equation)
+    if equation.primitive in RULES:
+        alone = lambda *inputs: [RULES[equation.primitive](*inputs, **params)]
     if not any(isinstance(x, Lanes) for x in inputs):
         if name == "broadcast_in_dim" and not jnp.ndim(inputs[0]) and params["shape"]:
             return [_of_scalar(group, inputs[0], params["shape"])]
@@ -424,7 +428,7 @@ def _convolve_group(params, size, x, kernels):
             for kernel, pad in zip(kernels, sides, strict=True)
         ]
         blocks = jnp.concatenate(rows, axis=2)
-        return lax.conv_general_dilated_p.bind(x, blocks, **params)
+        return own_images.convolve(x, blocks, **params)
 
     @jax.custom_vjp
     def convolve(x, kernels):

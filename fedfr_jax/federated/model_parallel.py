@@ -137,8 +137,7 @@ def _shard_leaf(mesh, algorithm):
 
 def _is_sharded() -> bool:
     """Whether a round is traced on a mesh with several devices along `model`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.shape.get(meshes.MODEL, 1) > 1
+    return meshes.num_model_shards() > 1
 
 
 def _spec(mesh, shape) -> P:

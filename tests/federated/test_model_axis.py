@@ -4,21 +4,25 @@ import functools
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.convolutions import use_forms
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel, parameter_packing
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.programs import round_arguments
+from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
     start_simulation,
 )
 from fedfr_jax.models import iresnet
+from fedfr_jax.models.small_networks import cnn
 from fedfr_jax.types import Dataset
 from tests.federated import toys
 from tests.tasks.faces import given
@@ -111,6 +115,44 @@ def test_a_device_holds_about_a_quarter_between_steps():
     assert lasting(cut) < 0.4 * lasting(whole)
     assert cut.output_size_in_bytes < 0.4 * whole.output_size_in_bytes
     assert cut.temp_size_in_bytes < 0.6 * whole.temp_size_in_bytes
+
+
+def convolution_rounds(num_model_shards, forms):
+    """(server, the compiled round) of two lanes with a narrow and a wide convolution.
+
+    All leaves are small enough to stay whole.
+    """
+    network = cnn((12, 12, 1), widths=(4, 80), embedding_dim=3)
+    model = model_parallel.gather(network)
+
+    def loss(variables, batch, key):
+        outputs, stats = model.apply(variables, batch.images, True, key=key)
+        misses = jnp.square(outputs - batch.labels[:, None].astype(outputs.dtype))
+        return jnp.where(batch.is_valid[:, None], misses, 0).mean(), (stats, {})
+
+    random, count = np.random.default_rng(0), 4 * BATCH
+    images = random.normal(size=(count, *network.input_shape)).astype(np.float32)
+    labels = random.integers(3, size=count, dtype=np.int32)
+    sim = build_simulation(
+        toys.fedavg_of(loss),
+        Batching(BATCH),
+        Dataset.from_arrays(images, labels),
+        Population(np.arange(0, count + 1, BATCH), np.full(4, 3, np.int32)),
+        Settings(clients_per_device=2),
+        mesh=meshes.make_mesh(2, num_model_shards),
+    )
+    with use_forms(forms):
+        server = start_simulation(sim, jax.jit(network.init)(jax.random.key(1)))
+        whole = sim.programs.run_whole
+        compiled = whole.lower(*round_arguments(sim, server)).compile()
+        return toys.play_rounds(sim, server).server, compiled
+
+
+@pytest.mark.parametrize("forms", ["cpu", "gpu", "tpu"])
+def test_lanes_convolve_the_images_that_a_device_has(forms):
+    server, compiled = convolution_rounds(4, forms)
+    assert " all-gather(" not in compiled.as_text()
+    toys.assert_close(server, convolution_rounds(1, forms)[0], 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize(
