@@ -384,6 +384,11 @@ def local_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     return shards
 
 
+def process_of_shards(mesh: Mesh) -> np.ndarray:
+    """Process of each of the `clients` devices, [A]."""
+    return np.array([row[0].process_index for row in mesh.devices])
+
+
 def put_local(
     tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int
 ) -> PyTree:
@@ -488,6 +493,23 @@ def host_barrier(name: str) -> None:
 
         assert global_state.client is not None
         global_state.client.wait_at_barrier(name, BARRIER_SECONDS * 1000)
+
+
+def gather_texts(name: str, text: str) -> list[str]:
+    """Texts of all processes, in every process, without the devices.
+
+    Args:
+      name: of this call alone.
+    """
+    if jax.process_count() == 1:
+        return [text]
+    from jax._src.distributed import global_state
+
+    client, timeout = global_state.client, BARRIER_SECONDS * 1000
+    assert client is not None
+    client.key_value_set(f"{name}/{jax.process_index()}", text)
+    numbers = range(jax.process_count())
+    return [client.blocking_key_value_get(f"{name}/{i}", timeout) for i in numbers]
 
 
 @contextlib.contextmanager

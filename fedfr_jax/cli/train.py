@@ -104,7 +104,7 @@ def train(
 
     with (
         ending_after_a_round(typed, training.grace_seconds) as is_asked,
-        open_run(location, jax.process_index()) as run,
+        open_run(location, jax.process_index(), jax.process_count()) as run,
     ):
         try:
             with compiled(config, training) as experiment:
@@ -168,7 +168,7 @@ def train_in(
     check_sinks(sinks)  # a config's file may have registered some
     methods = training.methods or experiment.stages
     chosen = with_earlier(experiment.stages, methods)
-    folder, copy = run.path, run.mirror and run.mirror.upload
+    folder, mirror = run.path, run.mirror
     with (
         claim_on_all_processes(
             folder,
@@ -183,7 +183,12 @@ def train_in(
         run_experiment(
             experiment._replace(stages=chosen),
             folder,
-            lifecycle=Lifecycle(copy, is_asked, logging=logging),
+            lifecycle=Lifecycle(
+                copy=mirror and mirror.upload,
+                objects=mirror,
+                is_asked_to_end=is_asked,
+                logging=logging,
+            ),
         )
 
 

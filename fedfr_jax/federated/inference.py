@@ -276,7 +276,8 @@ def load_states(
         return meshes.put_global(state, meshes.replicated(mesh)), is_new[0]
     here = np.asarray(clients)[meshes.local_shards(mesh)]
     cut, count = meshes.over_clients(mesh), mesh.shape[meshes.CLIENTS]
-    return meshes.put_local(store.gather(here), cut, count)
+    readers = store.readers(np.asarray(clients), meshes.process_of_shards(mesh))
+    return meshes.put_local(store.gather(here, readers), cut, count)
 
 
 def build_over_cohort(client_fn: Callable, mesh: Mesh) -> Callable:

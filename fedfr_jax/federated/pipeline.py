@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.row_exchange import Readers
 from fedfr_jax.federated.store import Store, UnwrittenRows
 from fedfr_jax.types import PyTree
 
@@ -131,12 +132,13 @@ class CohortRows:
         self._whole = first  # the rounds before are on disk, of all processes
 
     def gather(
-        self, first: int, ids: np.ndarray, clients: np.ndarray
+        self, first: int, ids: np.ndarray, clients: np.ndarray, processes: np.ndarray
     ) -> tuple[PyTree, np.ndarray]:
         """`Store.gather` of clients `ids` [n] as they are before round `first`.
 
         Args:
-          clients: of the call, in all processes; negative where a slot is idle.
+          clients: [C] of the call, in all processes; negative where a slot is idle.
+          processes: [C] that load them.
         """
         training, since = self._clients, self._first
         self._clients, self._first = np.unique(clients[clients >= 0]), first
@@ -144,10 +146,13 @@ class CohortRows:
             return self._store.gather(ids)
         self._wait(since)
         is_late = np.isin(ids, training)
-        rows, is_new = self._store.gather(np.where(is_late, -1, ids))
-        if np.isin(self._clients, training).any():
+        waits = np.isin(clients, training)
+        here = Readers(f"round {first}", clients[~waits], processes[~waits])
+        rows, is_new = self._store.gather(np.where(is_late, -1, ids), here)
+        if waits.any():
             self._wait(first)
-            late, is_new[is_late] = self._store.gather(ids[is_late])
+            here = Readers(f"round {first} late", clients[waits], processes[waits])
+            late, is_new[is_late] = self._store.gather(ids[is_late], here)
             for whole, x in zip(*map(jax.tree.leaves, (rows, late)), strict=True):
                 whole[is_late] = x
         return rows, is_new

@@ -355,13 +355,20 @@ def assign(
             extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     work = schedule_cohort(sim, cohort, extra)
     local, clients = meshes.local_shards(sim.mesh), column(work.slots, "client")
-    ids = clients[local]
+    ids, everyone = clients[local], clients.reshape(-1)
+    processes = slot_processes(sim, clients).reshape(-1)
     with region("gather"):
-        states, is_new = rows.gather(cohort.round, ids.reshape(-1), clients)
+        states, is_new = rows.gather(cohort.round, ids.reshape(-1), everyone, processes)
     column(work.slots, "is_new")[local] = is_new.reshape(ids.shape)
     return work._replace(
         rows=jax.tree.map(lambda x: x.reshape(ids.shape + x.shape[1:]), states)
     )
+
+
+def slot_processes(sim: Simulation, slots: np.ndarray) -> np.ndarray:
+    """Process that trains each of the slots [A, w, L]."""
+    of_device = meshes.process_of_shards(sim.mesh)
+    return np.broadcast_to(of_device[:, None, None], slots.shape)
 
 
 def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundInputs:
@@ -648,11 +655,9 @@ def store_rows(
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     ids = clients[local].reshape(-1)
     check_rows(rows, ids, round)
-    remote_ids = np.delete(clients, local, axis=0).reshape(-1)
-    if store.is_mirrored and len(remote_ids):  # each process keeps the rows of all
-        ids, rows = meshes.gather_processes((ids, rows))
-        remote_ids = ()
-    store.scatter(ids, rows, round, remote_ids=remote_ids)
+    others = clients, slot_processes(sim, clients)
+    remote = (np.delete(x, local, axis=0).reshape(-1) for x in others)
+    store.scatter(ids, rows, round, *remote)
 
 
 # Many rounds in one call.
@@ -750,7 +755,9 @@ def host_call(
     ids = ids[ids >= 0].astype(np.int64)
     num_rows = num_call_rows(part.sim, max_rounds)
     with region("gather"):
-        rows, is_new = part.rows.gather(first, ids, ids)
+        count = jax.process_count()  # each of which loads them all
+        processes = np.repeat(np.arange(count), len(ids))
+        rows, is_new = part.rows.gather(first, ids, np.tile(ids, count), processes)
     places = np.searchsorted(ids, clients).astype(np.int32)
     set_new(column(slots, "is_new"), np.where(is_idle, len(ids), places), is_new)
     inputs = CallInputs(
@@ -878,12 +885,11 @@ def store_call(
         rounds[trained] = cohort.round
     rows = jax.tree.map(lambda x: x[: len(call.ids)], rows)
     check_rows(rows, call.ids, call.cohorts[-1].round)
-    mine = np.full(len(call.ids), True)
-    if jax.process_count() > 1 and not store.is_mirrored:  # each writes its part
-        mine = np.arange(len(call.ids)) % jax.process_count() == jax.process_index()
+    owners = np.arange(len(call.ids)) % jax.process_count()  # each writes its part
+    mine = owners == jax.process_index()
     rows = jax.tree.map(lambda x: x[mine], rows) if not mine.all() else rows
     rounds = np.concatenate([rounds[mine], rounds[~mine]])
-    store.scatter(call.ids[mine], rows, rounds, remote_ids=call.ids[~mine])
+    store.scatter(call.ids[mine], rows, rounds, call.ids[~mine], owners[~mine])
     return logs
 
 

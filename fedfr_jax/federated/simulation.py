@@ -22,6 +22,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import compile_round, round_functions, vmap_members
 from fedfr_jax.federated.participation import check_participation, with_systems
 from fedfr_jax.federated.privacy.mechanism import accountant_of, check_prepare
+from fedfr_jax.federated.row_exchange import Objects, RowExchange
 from fedfr_jax.federated.schedule import choose_steps_per_loop
 from fedfr_jax.federated.settings import AUTO, Settings
 from fedfr_jax.federated.state import Runs, Simulation
@@ -183,12 +184,25 @@ def start_simulation(sim: Simulation, variables: PyTree) -> PyTree:
     return model_parallel.put_on_mesh(sim.mesh, sim.algorithm.init(variables))
 
 
-def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
-    """Open the store for this algorithm's client states; `resume` as in `Store`."""
+def open_store(
+    sim: Simulation,
+    server: PyTree,
+    folder=None,
+    *,
+    objects: Objects | None = None,
+    **resume,
+) -> Store:
+    """Open the store for this algorithm's client states; `resume` as in `Store`.
+
+    Args:
+      objects: of processes without a common folder.
+    """
     key = jax.random.key(sim.settings.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = sim.population.num_clients
-    is_shared = jax.process_count() > 1 and not resume.get("is_mirrored")
-    sharer = jax.process_index() if is_shared else None
+    here, count = jax.process_index(), jax.process_count()
+    sharer = here if count > 1 and objects is None else None
+    if count > 1 and objects is not None:
+        resume["exchange"] = RowExchange(objects, here, count)
     with meshes.first_process_first("store"):
         return Store(template, num_clients, folder, sharer=sharer, **resume)

@@ -22,12 +22,17 @@ keep the stamps of all rows. Only the first process writes the stamps, so that n
 hosts change the same page of a file. Writers of rows share a lock, since no two write
 at the same place; opening the store takes it exclusively, so that nothing of an earlier
 run is written later.
+
+Processes of a run in a bucket have a folder each. A row stays with the process that has
+trained its client last, which `owners.bin` names of all rows, until another process is
+to train it, and gets it through the bucket, see `row_exchange`.
 """
 
 import contextlib
 import ctypes
 import fcntl
 import itertools
+import math
 import mmap
 import os
 import pathlib
@@ -44,13 +49,15 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
-from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
+from fedfr_jax.federated.row_exchange import Readers, RowExchange
+from fedfr_jax.federated.row_log import RowLog, log_files, read_ids
 from fedfr_jax.files import check_bytes, naming, write_text
 from fedfr_jax.types import PyTree
 
 BLOCK = 2**12  # clients whose stamps are searched together
 FORMAT = "rows with checksums"  # the first line of layout.txt
 CHECKSUMS = "seals.txt"
+OWNERS = "owners.bin"  # process that has a row, uint16 of each place
 SUM_BYTES = 4
 PROTECTED = 2  # checkpoints whose rows are never overwritten
 VERSIONS = PROTECTED + 1
@@ -247,9 +254,9 @@ def _sums(rows: Rows, keys: np.ndarray) -> np.ndarray:
 
 def pack_rows(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
     """Pack `rows` [count, ...] to bytes [count, row_bytes], room for a checksum."""
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(rows)]
     parts = [
-        np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
-        for leaf in jax.tree.leaves(rows)
+        leaf.reshape(count, math.prod(leaf.shape[1:])).view(np.uint8) for leaf in leaves
     ]
     parts = parts or [np.zeros((count, 1), np.uint8)]
     state_bytes = row_bytes - SUM_BYTES
@@ -310,8 +317,9 @@ class Store:
       protected: rounds of older checkpoints that may still be resumed.
       sharer: index of this process among those of a run; None for a single process.
       is_read_only: the files exist, and stay as they are.
-      is_mirrored: the folder is copied elsewhere with every checkpoint; no other
-        process uses it, it has the rows of all clients, and a log of them.
+      is_mirrored: the folder is copied elsewhere with every checkpoint, no other
+        process uses it, and it has a log of its rows.
+      exchange: with the other processes of a run that have rows; None: there are none.
 
     Raises:
       ValueError: when the files belong to another tree or population, are not what they
@@ -329,6 +337,7 @@ class Store:
         sharer: int | None = None,
         is_read_only: bool = False,
         is_mirrored: bool = False,
+        exchange: RowExchange | None = None,
     ):
         if folder is None:
             if sharer is not None:
@@ -364,6 +373,11 @@ class Store:
             if resume_round and saved != self._checksum:
                 got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
                 raise lost_states(self._folder, got)
+        self._exchange, self._owners = exchange, np.zeros((0, VERSIONS), np.uint16)
+        if exchange:
+            path = self._folder / OWNERS
+            allocate(path, num_places * 2)
+            self._owners = np.asarray(np.memmap(path, np.uint16, "r+", shape=shape))
         # From here on only the pages of a cohort are read, without read-ahead.
         pages: Any = self._file.base
         pages.madvise(mmap.MADV_RANDOM)
@@ -371,10 +385,11 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "store")
         self._lock = threading.RLock()  # of a thread that reads ahead and the main one
         self._pending: PendingWrite | None = None
-        self.is_mirrored, self._log = is_mirrored, None
+        self._log = None
         if is_mirrored and not is_read_only:
             size = self._row_bytes if self._leaves else 0
-            self._log = RowLog(self._folder, population, size, self._logged)
+            here = exchange.process if exchange else 0
+            self._log = RowLog(self._folder, population, size, self._logged, here)
             self._log.forget_after(resume_round)
 
     @property
@@ -387,27 +402,71 @@ class Store:
         """Pytree of one client's state, as arrays or ShapeDtypeStructs."""
         return jax.tree.unflatten(self._treedef, self._leaves)
 
-    def gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
+    def gather(
+        self, ids: np.ndarray, readers: Readers | None = None
+    ) -> tuple[PyTree, np.ndarray]:
         """Load the states of clients `ids` [K]: tree of [K, ...], and `is_new` [K].
 
         A new client's row, and that of a negative id, is zero.
-        """
-        with self._lock:
-            return self._gather(ids)
 
-    def _gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        Args:
+          readers: of a store with an exchange, the clients that all processes load in
+            this call; None: all of them load `ids`.
+        """
+        if not self._exchange or not self._leaves:
+            with self._lock:
+                return self._gather(ids)
+        readers = readers or self._exchange.everywhere(ids)
+        with self._lock:
+            self.settle()
+            stamps = self._newest_stamps(readers.clients)
+            owners = self._owners_of(readers.clients, stamps)
+            moved = self._exchange.plan(readers, np.where(stamps > 0, owners, -1))
+            clients, stamps = moved.clients, stamps[moved.indices]
+            mine = moved.owners == self._exchange.process
+            sent = self._logged(clients[mine], stamps[mine])
+        received = self._exchange.pass_on(self.name, readers.name, moved, sent)
+        keys = checksum_keys(clients[moved.is_received], stamps[moved.is_received])
+        if (received[:, -SUM_BYTES:] != _sums(received, keys)).any():
+            raise OSError(f"client states came to {self._folder} with other bytes.")
+        with self._lock:
+            return self._gather(ids, clients[moved.is_received], received)
+
+    def readers(self, clients: np.ndarray, processes: np.ndarray) -> Readers | None:
+        """Readers of a call that all processes make, in the same order of calls."""
+        return self._exchange and self._exchange.readers(clients, processes)
+
+    def _newest_stamps(self, ids: np.ndarray) -> np.ndarray:
+        """Newest stamps [n] of clients, 0 without one or of a negative id."""
+        stamps = self._stamps.take(np.maximum(ids, 0), axis=0).max(axis=1)
+        return np.where(ids < 0, 0, stamps)
+
+    def _owners_of(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+        """Processes [n] that have the rows of clients with these stamps."""
+        if not self._exchange:
+            return np.zeros(len(ids), np.int32)
+        return self._owners[ids, self._versions_of(ids, stamps)].astype(np.int32)
+
+    def _versions_of(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+        return (self._stamps.take(ids, axis=0) == stamps[:, None]).argmax(axis=1)
+
+    def _gather(
+        self, ids: np.ndarray, received_ids: Sequence | np.ndarray = (), received=()
+    ) -> tuple[PyTree, np.ndarray]:
+        """`gather`; of clients `received_ids`, ascending, rows are `received`."""
         if self._pending and (self._pending.written.done() or not self._leaves):
             self.settle()
-        pending = self._pending
-        stamps = self._stamps.take(np.maximum(ids, 0), axis=0).max(axis=1)
-        is_new = (stamps == 0) | (ids < 0)
+        pending, stamps = self._pending, self._newest_stamps(ids)
+        is_new = stamps == 0
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         on_disk = ~is_new
-        if pending and len(pending.ids):
-            place = np.searchsorted(pending.ids, ids).clip(max=len(pending.ids) - 1)
-            is_pending = pending.ids[place] == ids
-            block[is_pending] = pending.block[place[is_pending]]
-            is_new, on_disk = is_new & ~is_pending, on_disk & ~is_pending
+        in_memory = [(pending.ids, pending.block)] if pending else []
+        for known, rows in (*in_memory, (received_ids, received)):
+            if len(known):
+                place = np.searchsorted(known, ids).clip(max=len(known) - 1)
+                is_known = np.asarray(known)[place] == ids
+                block[is_known] = rows[place[is_known]]
+                is_new, on_disk = is_new & ~is_known, on_disk & ~is_known
         if not self._leaves:
             return self.template, is_new
         if self._is_shared and not pending:  # for rows of other processes on NFS
@@ -424,12 +483,13 @@ class Store:
         rows: PyTree,
         round: int | np.ndarray,
         remote_ids: Sequence[int] | np.ndarray = (),
+        remote_owners: Sequence[int] | np.ndarray = (),
     ) -> None:
         """Write states `rows`, a tree of [K, ...], of `round` in the background.
 
         Negative ids are skipped; the arrays must not change afterwards. Other processes
-        write the rows of the clients `remote_ids`. `round` is that of all of them, or
-        one of each, first of `ids`.
+        write the rows of the clients `remote_ids`, with an exchange `remote_owners`.
+        `round` is that of all of them, or one of each, first of `ids`.
 
         Raises:
           ValueError: when the rows are longer or shorter than the store's.
@@ -440,7 +500,10 @@ class Store:
         rounds = np.broadcast_to(round, len(ids) + len(remote_ids))
         rounds, remote_rounds = rounds[: len(ids)], rounds[len(ids) :]
         remote_rounds = remote_rounds[remote_ids >= 0]
+        if self._exchange:
+            remote_owners = np.asarray(remote_owners, np.uint16)[remote_ids >= 0]
         remote_ids = remote_ids[remote_ids >= 0]
+        remote = remote_ids, remote_owners
         block = pack_rows(rows, len(ids), self._row_bytes)
         ids = ids.astype(np.int64)
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
@@ -450,16 +513,16 @@ class Store:
         with self._lock:
             self.settle()
             self._rows.lock(fcntl.LOCK_SH)  # other processes may write theirs
-            written = self._writer.submit(self._write, ids, block, rounds, remote_ids)
+            written = self._writer.submit(self._write, ids, block, rounds, *remote)
             self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
         """Wait until all states are on disk; raises `UnwrittenRows` if they cannot."""
         with self._lock:
-            pending, self._pending = self._pending, None
-            if pending:
-                with writing():
-                    pending.written.result()
+            if self._pending:
+                with writing():  # again for whoever asks next, as for a checkpoint
+                    self._pending.written.result()
+                self._pending = None
 
     @writing()
     def flush(self, round: int) -> None:
@@ -469,7 +532,7 @@ class Store:
         self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
         if self._log:
-            self._log.add(round, self._newest_between)
+            self._log.add(round, self._logged_between)
         if self._is_kept:
             path = self._folder / CHECKSUMS
             earlier = sorted(r for r in read_checksums(path).items() if r[0] < round)
@@ -535,13 +598,21 @@ class Store:
             stamps.append(newest[rows])
         return np.concatenate(ids), np.concatenate(stamps)
 
-    def _write(self, ids, block, rounds, remote_ids) -> None:
+    def _logged_between(self, since: int, until: int) -> tuple[np.ndarray, ...]:
+        """`_newest_between`, and the processes [n] that have the rows."""
+        ids, stamps = self._newest_between(since, until)
+        return ids, stamps, self._owners_of(ids, stamps)
+
+    def _write(self, ids, block, rounds, remote_ids, remote_owners) -> None:
         """Write the states first, then the stamps that make them valid."""
         all_ids = np.concatenate([ids, remote_ids])
         try:
             old_stamps = self._stamps.take(all_ids, axis=0).max(axis=1)
             places, new_stamps = self._free_places(all_ids, rounds), rounds + 1
             self._stamps.put(places, 0)
+            if self._exchange:
+                here = np.full(len(ids), self._exchange.process, np.uint16)
+                self._owners.put(places, np.concatenate([here, remote_owners]))
             keys = checksum_keys(all_ids, new_stamps)
             if self._leaves:
                 block[:, -SUM_BYTES:] = _sums(block, keys[: len(ids)])
@@ -560,7 +631,7 @@ class Store:
 
     def _read(self, rows: Rows, ids: np.ndarray, stamps: np.ndarray) -> None:
         """Read the states of clients `ids` [n] with these stamps [n] into `rows`."""
-        versions = (self._stamps.take(ids, axis=0) == stamps[:, None]).argmax(axis=1)
+        versions = self._versions_of(ids, stamps)
         keys = checksum_keys(ids, stamps)
         is_whole = self._rows.read(rows, ids * VERSIONS + versions, keys)
         if not is_whole.all():
@@ -579,10 +650,14 @@ class Store:
         return VERSIONS * ids + age.argmin(axis=1)
 
 
-def restore_rows(folder: pathlib.Path) -> None:
-    """Restore rows.bin and stamps.bin of a store from its log."""
-    logged = [read_rows(path) for path in log_files(folder)]
-    for name in ("rows.bin", "stamps.bin"):
+def restore_rows(folder: pathlib.Path, process: int = 0, count: int = 1) -> None:
+    """Restore a store from its log: all stamps, and the rows of a process.
+
+    Args:
+      process, count: number of the process among those that have rows.
+    """
+    logged = [read_ids(path) for path in log_files(folder)]
+    for name in ("rows.bin", "stamps.bin", OWNERS):
         (folder / name).unlink(missing_ok=True)
     if not logged:
         return
@@ -590,15 +665,27 @@ def restore_rows(folder: pathlib.Path) -> None:
     num_places = population * VERSIONS
     if {(file.population, file.row_bytes) for file in logged} != {(population, size)}:
         raise ValueError(f"{folder} must have a log of one population, got several.")
+    numbers = [np.unique(x.processes[x.processes % count == process]) for x in logged]
+    parts = [*zip(logged, map(np.ndarray.tolist, numbers), strict=True)]
+    for file, own in parts:
+        for number in own:
+            file.check(number)
     check_bytes(4 * num_places, f"{folder}: stamps", shutil.disk_usage(folder).free)
     # A store without rows has one byte for each, and a checksum.
     rows = StateFile(folder / "rows.bin", num_places, size or 1 + SUM_BYTES)
-    allocate(folder / "stamps.bin", num_places * 4)
-    shape = population, VERSIONS
-    stamps = np.memmap(folder / "stamps.bin", np.int32, "r+", shape=shape)
-    for file in logged:  # the oldest first: the newest versions stay
-        places = VERSIONS * file.ids + stamps[file.ids].argmin(axis=1)
-        for part, block in file.blocks():
-            rows.write(block, places[part])
-        stamps.reshape(-1)[places] = file.stamps
+    stamps = _numbers(folder / "stamps.bin", num_places, np.int32)
+    owners = _numbers(folder / OWNERS, num_places, np.uint16)
+    for file, own in parts:  # the oldest first: the newest versions stay
+        of_clients = stamps.reshape(population, VERSIONS)[file.ids]
+        places = VERSIONS * file.ids + of_clients.argmin(axis=1)
+        for number in own:
+            for here, block in file.blocks(number):
+                rows.write(block, places[here])
+        stamps[places], owners[places] = file.stamps, file.processes % count
     stamps.flush()
+
+
+def _numbers(path: pathlib.Path, count: int, dtype: type) -> np.memmap:
+    """A file of `count` zeros, with disk space, that can be changed."""
+    allocate(path, count * np.dtype(dtype).itemsize)
+    return np.memmap(path, dtype, "r+", shape=count)

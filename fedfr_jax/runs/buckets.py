@@ -4,7 +4,8 @@ A run works in its copy, a folder of the user's cache. With every checkpoint the
 files are uploaded, and after them the manifest, which lists all files of the run with
 their digests: a partial upload is not listed, and is ignored. Readers download what the
 manifest lists, and check it. The large files of a client-state store are not uploaded;
-they are rebuilt from its log, see `federated.row_log`.
+they are rebuilt from its log, see `federated.row_log`. Of several processes each has a
+copy, and in it the rows of the clients that it has trained; it uploads their log.
 
 Buckets have no locks. Each process that writes the run has a claim, a number and a
 random id, and writes only MANIFEST-<claim>.json and objects below files/<claim>-<number
@@ -24,7 +25,6 @@ JAX is not needed here, and fsspec is imported where a path is a URL.
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -37,7 +37,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Interval
@@ -50,6 +50,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedfr_jax.federated.row_log import process_of
 from fedfr_jax.files import (
     cache_folder,
     check_bytes,
@@ -69,7 +70,8 @@ TRIES = 5  # of a download, while another process writes the run
 DOWNLOADED = ".download"  # prefix of a copy's folder for files that are not checked
 RUNNING = ".running"  # in a copy, while the run in the bucket trains
 MARK = "copy of a run in a bucket\n"  # content of a copy's lock file
-LARGE = ("rows.bin", "stamps.bin")  # of a store
+LARGE = ("rows.bin", "stamps.bin", "owners.bin")  # of a store
+STATES = "states"  # folder of client states that move between processes
 PARTIAL = (".tmp", "-tmp")  # suffixes of files and folders that are being written
 DEPTH = 3  # levels of folders in which runs are listed
 # Suffixes of the files that pages and tables of runs read.
@@ -186,13 +188,22 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
 
 
 class Mirror:
-    """A run in a bucket and its copy in `folder`."""
+    """A run in a bucket and its copy in `folder`.
 
-    def __init__(self, url: str, folder: pathlib.Path):
+    Args:
+      process, count: number of this process among those that train the run. Of the
+        client states each downloads and uploads those that it has; the first one
+        uploads all else.
+    """
+
+    def __init__(
+        self, url: str, folder: pathlib.Path, process: int = 0, count: int = 1
+    ):
+        self._process, self._count = process, count
         self.url, self.folder = without_secrets(url), folder
         self._claim = ""  # of this process, once it has claimed the run
         self._seen: str | None = None  # the newest claim at the last download
-        self._uploads = itertools.count(1)
+        self._num_uploads = 0
         self._digests = {}  # of local files by path, size and time
         self._fs = open_folder(url)
 
@@ -292,17 +303,46 @@ class Mirror:
         self._claim = next_claim(newest)
         with explained(self.url, "written"):
             self._write_manifest(Manifest({}, after=newest))
-        self._upload()
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm(STATES, recursive=True)
+        listed = self._read_files(self._claim).items()
+        of_others = {path: entry for path, entry in listed if not self._is_own(path)}
+        self._write_files({**of_others, **self._put_changed()})
+
+    def share_claim(self) -> None:
+        """Let all processes write below the claim of the first one."""
+        from fedfr_jax import mesh
+
+        self._claim = mesh.gather_texts(f"claim of {self.url}", self._claim)[0]
+        self._num_uploads = 1  # of the first process, in `claim`
 
     def upload(self) -> None:
-        """Upload changes of the local copy to the bucket.
+        """Upload changes of the local copies to the bucket; all processes call it.
 
         Raises:
           TakenOver: when another process has begun to write the run.
           OSError: when the bucket cannot be written.
         """
         self._check_newest(self._claim)
-        self._upload()
+        files = self._put_changed()
+        if self._count > 1:
+            from fedfr_jax import mesh
+
+            name = f"files of {self.url}, {self._num_uploads}"
+            parts = mesh.gather_texts(name, dump_manifest(Manifest(files)).decode())
+            for part in parts[1:]:
+                files |= parse_manifest(part.encode(), self._claim, self.url).files
+        if not self._process:
+            self._write_files(files)
+
+    def _is_own(self, path: str) -> bool:
+        """Whether a file is of all processes, or has client states of this one."""
+        number = process_of(path)
+        return number is None or number % self._count == self._process
+
+    def _is_uploaded(self, path: str) -> bool:
+        """Whether this process uploads a file."""
+        return (process_of(path) or 0) % self._count == self._process
 
     def check_unchanged(self) -> None:
         """Raise TakenOver when another process has written since `download`."""
@@ -315,14 +355,11 @@ class Mirror:
                 f"later. This one ends; its files stay in {self.folder}."
             )
 
-    def _upload(self) -> None:
-        """Upload changed files as new objects, then the manifest of this claim.
-
-        What no manifest names any more is removed last, and only while the claim is the
-        newest: a later one begins with the files of this manifest.
-        """
-        listed, local = self._read_files(self._claim), self.files()
-        upload = f"{self._claim}-{next(self._uploads)}"
+    def _put_changed(self) -> dict[str, StoredFile]:
+        """Upload the changed files of this process as new objects; all its files."""
+        listed, local = self._read_files(self._claim), self.files(self._is_uploaded)
+        self._num_uploads += 1
+        upload = f"{self._claim}-{self._num_uploads}"
         changed = [k for k, entry in local.items() if not _is_same(listed, k, entry)]
         files = {
             path: entry._replace(upload=upload) if path in changed else listed[path]
@@ -330,6 +367,15 @@ class Mirror:
         }
         with explained(self.url, "written"):
             self._put({path: files[path] for path in changed})
+        return files
+
+    def _write_files(self, files: dict[str, StoredFile]) -> None:
+        """Write the manifest of this claim.
+
+        What no manifest names any more is removed last, and only while the claim is the
+        newest: a later one begins with the files of this manifest.
+        """
+        with explained(self.url, "written"):
             self._write_manifest(Manifest(files))
         self._check_newest(self._claim)
         with explained(self.url, "written"):
@@ -357,14 +403,33 @@ class Mirror:
                 if paths:
                     self._fs.rm(sorted(paths), recursive=paths is folders)
 
-    def files(self) -> dict[str, StoredFile]:
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object for other processes, see `federated.row_exchange`."""
+        with explained(self.url, "written"):
+            self._fs.pipe_file(f"{STATES}/{self._claim}/{name}", data)
+
+    def get(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read bytes start..end-1 of an object, of each span."""
+        path = f"{STATES}/{self._claim}/{name}"
+        with explained(self.url, "read"):
+            return [self._fs.cat_file(path, start=a, end=b) for a, b in spans]
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+        with contextlib.suppress(FileNotFoundError), explained(self.url, "written"):
+            self._fs.rm_file(f"{STATES}/{self._claim}/{name}")
+
+    def files(
+        self, is_wanted: Callable[[str], bool] = lambda path: True
+    ) -> dict[str, StoredFile]:
         """Return {path: entry} of the local copy's files, without links to others."""
         entries = {}
         for path in sorted(self.folder.rglob("*")):
             inner = path.relative_to(self.folder)
             partial = any(part.endswith(PARTIAL) for part in inner.parts)
             name, is_file = inner.as_posix(), path.is_file() and not path.is_symlink()
-            if is_file and is_plain(name) and not partial and path.name not in LARGE:
+            is_listed = is_plain(name) and not partial and path.name not in LARGE
+            if is_file and is_listed and is_wanted(name):
                 entries[name] = self._entry(path)
         return entries
 
@@ -483,9 +548,9 @@ class Mirror:
         """Download the bucket to the copy, and restore its client-state stores."""
         from fedfr_jax.federated.store import restore_rows  # which needs JAX
 
-        self.download()
+        self.download(self._is_own)
         for layout in self.folder.glob("*/store/layout.txt"):
-            restore_rows(layout.parent)
+            restore_rows(layout.parent, self._process, self._count)
 
 
 def open_folder(url: str):
@@ -585,18 +650,21 @@ class RunFolder(NamedTuple):
                 self.mirror.claim()
             else:
                 self.mirror.refresh()
+        self.mirror.share_claim()
         is_first = mesh.is_first_process()
         with self.mirror.beating() if is_first else contextlib.nullcontext():
             yield
 
 
 @contextlib.contextmanager
-def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder]:
+def open_run(
+    workdir: str | os.PathLike, process: int = 0, count: int = 1
+) -> Iterator[RunFolder]:
     """Yield a run's working directory: for a URL, a locked local copy.
 
     Args:
-      process: number of this process, each of which has a copy; the first one's is
-        downloaded here, those of others once that one has claimed the run.
+      process, count: number of this process, each of which has a copy; the first
+        one's is downloaded here, those of others once that one has claimed the run.
 
     Raises:
       ValueError, OSError: when the bucket cannot be used.
@@ -607,7 +675,7 @@ def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder
     url = str(workdir)
     with contextlib.ExitStack() as stack:
         try:
-            copy = _locked_copy(url, "run", process, waits=False)
+            copy = _locked_copy(url, "run", process, count, waits=False)
             mirror = stack.enter_context(copy)
         except locks.RunInUse:
             raise locks.RunInUse(
@@ -622,10 +690,10 @@ def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder
 
 @contextlib.contextmanager
 def _locked_copy(
-    url: str, use: str, process: int = 0, *, waits: bool = True
+    url: str, use: str, process: int = 0, count: int = 1, *, waits: bool = True
 ) -> Iterator[Mirror]:
     """A run in a bucket, whose copy no other process uses in the block."""
-    mirror = Mirror(url, copy_folder(url, process, use=use))
+    mirror = Mirror(url, copy_folder(url, process, use=use), process, count)
     mirror.folder.mkdir(parents=True, exist_ok=True)
     with locks.lock_to_write(mirror.folder.parent, MARK, waits=waits):
         yield mirror

@@ -27,6 +27,7 @@ from fedfr_jax.federated.rounds import (
     needs_round_before,
     train_calls,
 )
+from fedfr_jax.federated.row_exchange import Objects
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import open_store
 from fedfr_jax.federated.state import RoundLog, Runs, Simulation
@@ -53,6 +54,7 @@ class Lifecycle(NamedTuple):
     is_asked_to_end: Callable[[], bool] = lambda: False  # in this process
     times: RunTime | None = None
     logging: Logging = DEFAULT_LOGGING
+    objects: Objects | None = None  # of a bucket, for the states of clients that move
 
     @property
     def is_mirrored(self) -> bool:
@@ -70,8 +72,7 @@ class Lifecycle(NamedTuple):
     def saved(self) -> None:
         """Copy the run once a checkpoint, or a stage's end, is complete on disk."""
         if self.copy:
-            if is_first_process():
-                self.copy()
+            self.copy()
             barrier("copied")  # no process ends before
 
 
@@ -119,12 +120,14 @@ def resume(
     *,
     is_read_only: bool = False,
     is_mirrored: bool = False,
+    objects: Objects | None = None,
 ) -> StageState:
     """State at the newest complete checkpoint under `folder`, or the initial one.
 
     Args:
       is_read_only: there is a checkpoint, and nothing is written.
       is_mirrored: the folder is this process's copy of a run in a bucket.
+      objects: in that, of all processes.
     """
     checkpointer = Checkpointer(
         folder / "checkpoints", is_read_only=is_read_only, is_mirrored=is_mirrored
@@ -141,6 +144,7 @@ def resume(
         protected=checkpointer.steps(),
         is_read_only=is_read_only,
         is_mirrored=is_mirrored,
+        objects=objects,
     )
     return StageState(sim, server, store, checkpointer, first)
 

@@ -95,19 +95,17 @@ def start_stage(
     folder,
     *,
     is_read_only: bool = False,
-    is_mirrored: bool = False,
+    **options,
 ) -> StageState:
     """Initialize a stage from `variables` or resume it.
 
     Args:
-      is_read_only, is_mirrored: as of `loop.resume`.
+      is_read_only, options: as of `loop.resume`.
     """
     dataset = place_examples(experiment.task.dataset, experiment.mesh)
     sim = build_stage_simulation(experiment, trainer, dataset)
     server = start_simulation(sim, trainer.init_variables(variables))
-    state = loop.resume(
-        sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
-    )
+    state = loop.resume(sim, server, folder, is_read_only=is_read_only, **options)
     return state._replace(sim=with_counted_work(state.sim, state.server))
 
 
@@ -227,7 +225,12 @@ def central_training(
 
 def _federated_training(experiment, trainer, start, folder, lifecycle) -> StageTraining:
     state = start_stage(
-        experiment, trainer, start, folder, is_mirrored=lifecycle.is_mirrored
+        experiment,
+        trainer,
+        start,
+        folder,
+        is_mirrored=lifecycle.is_mirrored,
+        objects=lifecycle.objects,
     )
     rounds = affordable_rounds(state.sim.accountant, experiment.federation.rounds)
     note_privacy(state.sim.accountant, folder)

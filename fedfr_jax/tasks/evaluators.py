@@ -302,7 +302,7 @@ def evaluate_clients(
       The numbers of each client, in every process.
     """
     here, count = jax.process_index(), jax.process_count()
-    mine = [*range(here, num_clients, count)] or [0]  # one, for the names
+    mine = range(here, num_clients, count) or range(1)  # one, for the names
     workers = min(num_cores(), MAX_WORKERS)
     running: dict[int, Future] = {}
     with ThreadPoolExecutor(workers, "evaluation") as pool:

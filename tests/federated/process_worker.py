@@ -1,13 +1,15 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
 [--devices=D] [--model_shards=M] [--lanes=L] [--stop=R] [--kill=R] [--table=stream]
-[--per_call=R] [--disagree=1]
+[--per_call=R] [--disagree=1] [--bucket=URL]
 --algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
 
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 
@@ -30,21 +32,42 @@ def main(argv):
         distributed.join(given["coordinator"], count, number)
     is_victim = given.get("process_id") == "1" and kill_now(given)
     kill = int(given["kill"]) if is_victim else 0
-    for name in given["algorithms"].split(","):
-        folder = pathlib.Path(given["workdir"]) / name
-        run(
-            name,
-            folder,
-            int(given.get("stop", ROUNDS)),
-            kill=kill,
-            streamed=given.get("table") == "stream",
-            model_shards=int(given.get("model_shards", 1)),
-            lanes=int(given.get("lanes", 1)),
-            per_call=int(given.get("per_call", 0)),
-        )
+    with contextlib.ExitStack() as stack:
+        url = given.get("bucket")
+        bucket = stack.enter_context(open_bucket(url)) if url else None
+        for name in given["algorithms"].split(","):
+            folder = pathlib.Path(given["workdir"]) / name
+            run(
+                name,
+                folder,
+                int(given.get("stop", ROUNDS)),
+                kill=kill,
+                streamed=given.get("table") == "stream",
+                model_shards=int(given.get("model_shards", 1)),
+                lanes=int(given.get("lanes", 1)),
+                per_call=int(given.get("per_call", 0)),
+                bucket=bucket,
+            )
     if "disagree" in given:
         folder, port = given["workdir"], int(given["coordinator"].rpartition(":")[2])
         disagree(pathlib.Path(folder), port)
+
+
+@contextlib.contextmanager
+def open_bucket(url):
+    """The run in a bucket, from which nothing may be gathered by the devices."""
+    import jax
+
+    from fedfr_jax import mesh as meshes
+    from fedfr_jax.runs.buckets import open_run
+
+    def refuse(tree):
+        raise AssertionError("client states passed through devices")
+
+    meshes.gather_processes = refuse
+    with open_run(url, jax.process_index(), jax.process_count()) as bucket:
+        with bucket.shared():
+            yield bucket
 
 
 def disagree(folder, port):
@@ -103,8 +126,12 @@ def run(
     model_shards=1,
     lanes=1,
     per_call=0,
+    bucket=None,
 ):
     """Start or go on under `folder` up to round `stop`; result.npz has the end.
+
+    Of a run in a bucket, with checkpoints of every second round, moved-I.json has what
+    process I sends and receives: [exchange, rows, rows].
 
     With `per_call` rounds in a call sums are reproducible, and nothing is due but the
     last checkpoint. Of a stream, read-I.npz says which rows process I read and whose
@@ -145,22 +172,32 @@ def run(
         ),
         mesh=meshes.make_mesh(0, model_shards),
     )
-    state = loop.resume(sim, start_simulation(sim, variables), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    start, place, lifecycle = start_simulation(sim, variables), folder, loop.Lifecycle()
+    if bucket:
+        place, mirror = bucket.path / name, bucket.mirror
+        lifecycle = loop.Lifecycle(mirror.upload, objects=mirror)
+        state = loop.resume(sim, start, place, is_mirrored=True, objects=mirror)
+    else:
+        state = loop.resume(sim, start, folder)
     sim, server, store, checkpointer, first = state
+    moved = watch_exchange(store) if bucket and jax.process_count() > 1 else []
 
     def killer(round, scalars):
         if kill and round == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
     gather = store.gather
-    store.gather = lambda ids: clients.append(ids[ids >= 0]) or gather(ids)
-    with open_sinks(folder, ROUNDS, first, title=name) as sinks:
+    note = lambda ids: clients.append(ids[ids >= 0])
+    store.gather = lambda ids, *readers: note(ids) or gather(ids, *readers)
+    with open_sinks(place, ROUNDS, first, title=name) as sinks:
         nothing = lambda server, store: {}
         sinks = [*sinks, toys.Watcher(killer)]
         due = Federation()
         if per_call:
-            due = Federation(checkpoint_every=0, rounds_per_call=per_call)
-        to = loop.RunOutputs(state, nothing, due, sinks)
+            every = 2 if bucket else 0
+            due = Federation(checkpoint_every=every, rounds_per_call=per_call)
+        to = loop.RunOutputs(state, nothing, due, sinks, lifecycle)
         server = loop.train(sim.runs, server, [to], first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)
@@ -174,6 +211,25 @@ def run(
     if meshes.is_first_process():
         leaves = jax.tree.leaves((server, rows))
         np.savez(folder / "result.npz", *leaves, is_new)
+        if bucket:
+            shutil.copy(place / "metrics.jsonl", folder)
+    if bucket:
+        path = folder / f"moved-{jax.process_index()}.json"
+        path.write_text(json.dumps(moved))
+
+
+def watch_exchange(store):
+    """List of [exchange, rows sent, rows received], as it grows."""
+    moved, exchange = [], store._exchange
+    pass_on = exchange.pass_on
+
+    def counted(name_of_store, name, plan, sent):
+        received = pass_on(name_of_store, name, plan, sent)
+        moved.append([name, len(sent), len(received)])
+        return received
+
+    exchange.pass_on = counted
+    return moved
 
 
 def result(folder):

@@ -1,5 +1,6 @@
 """Several real processes with gloo: same numbers, any number of them, and a kill."""
 
+import json
 import pathlib
 import sys
 
@@ -91,6 +92,48 @@ def test_two_processes_give_the_bits_of_one_with_many_rounds_a_call(
     for i in range(2):
         part = dict(np.load(tmp_path / "fedavg" / f"read-{i}.npz"))
         assert 0 < len(part["read"]) < toys.SIZES.sum() * process_worker.ROUNDS
+
+
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_states_in_a_bucket_stay_with_the_process_that_trains_their_client(
+    tmp_path, monkeypatch, per_call
+):
+    """Killed and resumed, two processes without a common folder end as one.
+
+    A process sends and receives only rows of clients that change theirs.
+    """
+    monkeypatch.setenv("XLA_FLAGS", "")
+    alone = tmp_path / "alone"
+    start(alone, "--devices=1", "--lanes=2", "--per_call=1", count=1, names="fedavg")
+    flags = ["--devices=1", "--lanes=2", "--table=stream", f"--per_call={per_call}"]
+    flags += [f"--bucket=file://{tmp_path}/bucket/run"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine1"))
+    with pytest.raises(ChildProcessError, match="process 1 of 2 ended with signal 9"):
+        start(tmp_path, *flags, "--kill=3", count=2, names="fedavg")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine2"))
+    start(tmp_path, *flags, count=2, names="fedavg")
+    folders = tmp_path / "fedavg", alone / "fedavg"
+    found, expected = map(process_worker.result, folders)
+    for got, wanted in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert [x["loss"] for x in found[1]] == [x["loss"] for x in expected[1]]
+    logs = [
+        json.loads((tmp_path / "fedavg" / f"moved-{i}.json").read_text())
+        for i in range(2)
+    ]
+    assert [x[0] for x in logs[0]] == [x[0] for x in logs[1]]
+    for (name, sent, received), (_, *others) in zip(*logs, strict=True):
+        assert [received, sent] == others  # of two, one gets what the other sends
+        if name.startswith("round") and per_call == 1:
+            assert sent + received <= 4  # the cohort, of which each loads its part
+    assert sum(sent + received for _, sent, received in logs[0]) > 0
+    states = tmp_path / "bucket" / "run" / "states"
+    assert not [path for path in states.rglob("*") if path.is_file()]
+    # Of no state both machines have the newest row: each writes its own log.
+    (first,) = (tmp_path / "machine2" / "fedfr_jax" / "buckets").glob("*/run")
+    copies = first, first.with_name("run-1")
+    of_runs = [{p.stem[10:] for p in folder.rglob("*.rows")} for folder in copies]
+    assert of_runs == [{"0"}, {"1"}]
 
 
 @pytest.mark.slow

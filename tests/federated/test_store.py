@@ -8,13 +8,22 @@ import random
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import row_log
-from fedfr_jax.federated.row_log import log_files, read_rows
-from fedfr_jax.federated.store import StateFile, Store, restore_rows
+from fedfr_jax.federated.row_exchange import Readers, RowExchange
+from fedfr_jax.federated.row_log import log_files, read_ids
+from fedfr_jax.federated.store import (
+    SUM_BYTES,
+    StateFile,
+    Store,
+    UnwrittenRows,
+    restore_rows,
+)
 from tests.federated import store_writer
 
 KILLS = 12
@@ -79,7 +88,8 @@ def test_a_torn_write_leaves_the_checkpointed_version(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         store.flush(2)
     monkeypatch.setattr(os, "pwrite", whole)
-    assert counts(store, [0]) == [1]
+    with pytest.raises(UnwrittenRows):  # whoever asks it, until it is opened again
+        store.gather(np.array([0]))
     assert counts(Store(TEMPLATE, 4, tmp_path, resume_round=1), [0]) == [1]
 
 
@@ -313,6 +323,31 @@ def wait_until(is_true):
         time.sleep(0.001)
 
 
+def test_no_checkpoint_is_good_whose_rows_a_reader_found_unwritten(
+    tmp_path, monkeypatch
+):
+    """The error of the write is that of the thread that reads ahead, and of others."""
+    store = Store(TEMPLATE, 4, tmp_path)
+    store.scatter(np.array([1]), rows([1]), 0)
+    store.flush(1)
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store.scatter(np.array([1]), rows([2]), 1)
+    wait_until(store._pending.written.done)
+    with ThreadPoolExecutor(1) as reader:
+        with pytest.raises(UnwrittenRows):
+            reader.submit(store.gather, np.array([2])).result()
+    for _ in range(2):
+        with pytest.raises(UnwrittenRows):
+            store.flush(2)
+    monkeypatch.undo()
+    assert "\n2 " not in (tmp_path / "seals.txt").read_text()
+    assert counts(Store(TEMPLATE, 4, tmp_path, resume_round=1), [1]) == [1]
+
+
 def test_a_row_of_another_length_is_refused(tmp_path):
     store = Store(TEMPLATE, 4, tmp_path)
     with pytest.raises(
@@ -406,7 +441,8 @@ def test_both_checkpoints_are_there_on_another_machine(tmp_path, template):
 
 def test_the_log_stays_as_large_as_the_rows(tmp_path, monkeypatch):
     play(mirrored(tmp_path / "a"), 0, 60, every=1)
-    sizes = [path.stat().st_size for path in log_files(tmp_path / "a")]
+    logged = (tmp_path / "a" / "log").glob("*.rows")
+    sizes = [path.stat().st_size for path in logged]
     assert sum(sizes) < 3 * max(sizes)
     monkeypatch.setattr(row_log, "MAX_FILES", 2)
     monkeypatch.setattr(row_log, "CHUNK_BYTES", 60)  # two rows
@@ -419,9 +455,10 @@ def test_the_log_stays_as_large_as_the_rows(tmp_path, monkeypatch):
 
 def test_a_damaged_or_foreign_log_is_named_and_takes_no_more_than_it_has(tmp_path):
     """Such as a small file that says that it has many clients, or large ones."""
-    log, other = (tmp_path / "log" / f"{n:09d}.rows" for n in (1, 2))
+    log, other = (tmp_path / "log" / f"{n:09d}.ids" for n in (1, 2))
     log.parent.mkdir()
-    header = np.array([[4, 8], [0, 1], [1, 1]])  # population, bytes; id, stamp
+    # population, bytes; id, stamp, process
+    header = np.array([[4, 8, 0], [0, 1, 0], [1, 1, 0]])
 
     def write(path=log, place=None, value=0, data=16, header=header):
         header = header.copy()
@@ -429,7 +466,7 @@ def test_a_damaged_or_foreign_log_is_named_and_takes_no_more_than_it_has(tmp_pat
             header[place] = value
         with path.open("wb") as file:
             np.save(file, header)
-            file.write(bytes(data))
+        path.with_name(f"{path.stem}-0.rows").write_bytes(bytes(data))
 
     def assert_refused(rule):
         with pytest.raises(ValueError, match=rule):
@@ -437,18 +474,19 @@ def test_a_damaged_or_foreign_log_is_named_and_takes_no_more_than_it_has(tmp_pat
         assert not (tmp_path / "stamps.bin").exists()
 
     write()
-    assert read_rows(log).row_bytes == 8
+    assert read_ids(log).row_bytes == 8
     for changes in [
-        *({"place": (0, 1), "value": x} for x in (2**40, -8, 0)),
-        *({"place": (0, 0), "value": x} for x in (1, -1)),
+        *({"place": (0, 1), "value": x} for x in (2**40, -8)),
         *({"data": x} for x in (15, 17)),
+        *({"place": (0, 0), "value": x} for x in (1, -1)),
         *({"place": (2, 0), "value": x} for x in (0, -1, 4)),
         *({"place": (2, 1), "value": x} for x in (0, -1, 2**31)),
+        *({"place": (2, 2), "value": x} for x in (-1, 2**16)),
         *({"header": x} for x in (header * 1.0, header[0], header[:0], header.T)),
     ]:
         write(**changes)
-        assert_refused(f"{log.name} must be an undamaged log")
-    write(header=np.zeros((2**20, 2), int))
+        assert_refused(rf"{log.stem}(-0.rows|.ids) must be an undamaged log")
+    write(header=np.zeros((2**20, 3), int))
     log.write_bytes(log.read_bytes()[:200])
     assert_refused("truncated")
     write(place=(0, 0), value=2**60)
@@ -456,3 +494,132 @@ def test_a_damaged_or_foreign_log_is_named_and_takes_no_more_than_it_has(tmp_pat
     write()
     write(path=other, place=(0, 0), value=5)
     assert_refused("one population")
+
+
+# --- Rows of several processes without a common folder
+
+
+class Meeting:
+    """Objects and barriers of processes that are threads."""
+
+    def __init__(self, count):
+        self.objects, self.passed = {}, []
+        self._barrier = threading.Barrier(count, timeout=30)
+
+    def put(self, name, data):
+        self.objects[name] = data
+
+    def get(self, name, spans):
+        self.passed += [end - start for start, end in spans]
+        return [self.objects[name][start:end] for start, end in spans]
+
+    def remove(self, name):
+        del self.objects[name]
+
+    def wait(self, name):
+        self._barrier.wait()
+
+
+def sharers(folder, meeting, count, round=0, protected=()):
+    """A store of each of `count` processes, in a folder of its own."""
+    return [
+        Store(
+            HEADS,
+            POPULATION,
+            folder / f"{i}" / "stage" / "store",
+            resume_round=round,
+            protected=protected,
+            is_mirrored=True,
+            exchange=RowExchange(meeting, i, count),
+        )
+        for i in range(count)
+    ]
+
+
+def train_round(stores, round, oracle):
+    """Load three states, each in a random process, and store changed ones."""
+    rng = np.random.default_rng(round)
+    ids, where = rng.choice(POPULATION, 3, False), rng.integers(len(stores), size=3)
+
+    def play(i):
+        mine = where == i
+        readers = Readers(f"round {round}", ids, where)
+        tree, is_new = stores[i].gather(ids[mine], readers)
+        for client, head, new in zip(ids[mine], tree["head"], is_new, strict=True):
+            np.testing.assert_array_equal(head, oracle.get(client, np.zeros((3, 2))))
+            assert new == (client not in oracle)
+        added = ids[mine][:, None, None].astype(np.float32)
+        states = {"head": tree["head"] + added + 1}
+        stores[i].scatter(ids[mine], states, round, ids[~mine], where[~mine])
+        return dict(zip(ids[mine].tolist(), states["head"], strict=True))
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        for trained in list(pool.map(play, range(len(stores)))):
+            oracle.update(trained)
+
+
+def at_one(stores, call):
+    with ThreadPoolExecutor(len(stores)) as pool:
+        return list(pool.map(call, stores))
+
+
+def moved_to(folder, target, count):
+    """Folders of `count` processes on other machines, from what a bucket has."""
+    old = sorted(folder.iterdir())
+    for i in range(count):
+        store = target / f"{i}" / "stage" / "store"
+        leave_out = shutil.ignore_patterns("*.bin", "*.rows")
+        shutil.copytree(old[0] / "stage" / "store", store, ignore=leave_out)
+        for path in folder.rglob("*.rows"):
+            if row_log.process_of(str(path)) % count == i:
+                shutil.copy(path, store / "log")
+        restore_rows(store, i, count)
+
+
+def test_rows_go_from_one_process_to_another_through_objects(tmp_path, monkeypatch):
+    """Also when others take over, more or fewer, and files of the log are merged."""
+    meeting, oracle, first = Meeting(3), {}, 0
+    monkeypatch.setattr(meshes, "host_barrier", lambda name: meeting.wait(name))
+    stores, seen = sharers(tmp_path / "a", meeting, 3), {}
+    for k, count in enumerate((3, 2, 4, 1)):
+        if k:
+            meeting, place = Meeting(count), tmp_path / "abcd"[k]
+            moved_to(tmp_path / "abcd"[k - 1], place, count)
+            stores = sharers(place, meeting, count, first, (first - 1,))
+            oracle = dict(seen[first])
+        for round in range(first, first + 12):
+            train_round(stores, round, oracle)
+            at_one(stores, lambda store, end=round + 1: store.flush(end))
+            seen[round + 1] = dict(oracle)
+        first += 11 + (k % 2)  # at the newest checkpoint, or the one before
+        for tree, is_new in at_one(stores, lambda x: x.gather(np.arange(POPULATION))):
+            for client, head in oracle.items():
+                np.testing.assert_array_equal(tree["head"][client], head)
+            assert is_new.sum() == POPULATION - len(oracle)
+        assert meeting.objects == {}
+        assert bool(meeting.passed) == (count > 1)
+        logs = [path for path in (tmp_path / "abcd"[k]).rglob("*.rows")]
+        assert len({row_log.process_of(str(x)) % count for x in logs}) == count
+
+
+def test_a_process_reads_only_the_rows_that_it_needs_of_other_processes(
+    tmp_path, monkeypatch
+):
+    """Its own are on its disk; those that no one has are nowhere."""
+    meeting = Meeting(2)
+    monkeypatch.setattr(meshes, "host_barrier", lambda name: meeting.wait(name))
+    stores = sharers(tmp_path, meeting, 2)
+    ids, owners = np.arange(6), np.array([0, 0, 0, 1, 1, 1])
+    heads = {"head": np.ones((3, 3, 2), np.float32)}
+    for i, store in enumerate(stores):
+        mine = owners == i
+        store.scatter(ids[mine], heads, 0, ids[~mine], owners[~mine])
+    clients, where = np.array([8, 5, -1, 1, 3, 0]), np.array([0, 0, 0, 1, 1, 1])
+    readers = Readers("round 1", clients, where)
+    at_one(stores, lambda x: x.gather(clients[where == stores.index(x)], readers))
+    row = 3 * 2 * 4 + SUM_BYTES
+    assert sorted(meeting.passed) == [row, 2 * row]  # 5 to the first, 0 and 1 at once
+    bad = lambda name, spans: [bytes(end - start) for start, end in spans]
+    monkeypatch.setattr(meeting, "get", bad)
+    with pytest.raises(OSError, match="came to .* with other bytes"):
+        at_one(stores, lambda x: x.gather(clients[where == stores.index(x)], readers))
