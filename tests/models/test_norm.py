@@ -6,12 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.models import norm
 from fedfr_jax.models.norm import (
     NO_GROUP,
     BatchNorm,
     GroupNorm,
     StatsGroup,
     in_one_pass,
+    in_one_pass_of_narrow,
+    in_two_passes,
     moved,
     normalize,
     prelu,
@@ -92,6 +95,39 @@ def test_moments_of_one_pass_are_those_of_two_far_from_zero_too():
     found = jax.jit(of_parts)(parts)
     np.testing.assert_allclose(found[0][1], mean, rtol=1e-6)
     np.testing.assert_allclose(found[1][0], var, rtol=1e-3)
+
+
+def test_moments_of_narrow_numbers_are_those_of_two_passes():
+    normal = np.random.default_rng(0).standard_normal((64, 8, 8, 3), "float32")
+    x = jnp.asarray(100 + normal, jnp.bfloat16)
+    z = x.astype(jnp.float32)
+    found = jax.jit(lambda z: in_one_pass_of_narrow(z, NO_GROUP))(z)
+    wanted = jax.jit(lambda z: in_two_passes(z, NO_GROUP))(z)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-3, atol=1e-4)
+    constant = jnp.full((4, 3), 3e4, jnp.bfloat16).astype(jnp.float32)
+    assert (in_one_pass_of_narrow(constant, NO_GROUP)[1] >= 0).all()
+    over = StatsGroup(2, lambda x: jax.lax.pmean(x, "parts"))
+    of_parts = jax.vmap(lambda z: in_one_pass_of_narrow(z, over)[:2], axis_name="parts")
+    shifted = z.reshape(2, 32, 8, 8, 3).at[1].add(3.0)
+    both = jax.jit(of_parts)(shifted)[1]
+    np.testing.assert_allclose(both[0], shifted.var((0, 1, 2, 3)), rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_tpu_adds_up_narrow_numbers_in_one_pass(monkeypatch, dtype):
+    x = jnp.ones((4, 3), dtype)
+    asked = []
+
+    def spy(z, pool):
+        asked.append(z.dtype)
+        return in_two_passes(z, pool)
+
+    monkeypatch.setattr(norm, "platform", lambda: "tpu")
+    monkeypatch.setattr(norm, "in_one_pass_of_narrow", spy)
+    y = norm.normalize_batch(x, jnp.ones(3), jnp.zeros(3), 1e-5)[0]
+    assert y.dtype == jnp.float32
+    assert bool(asked) == (dtype == "bfloat16")
 
 
 def test_the_gradient_of_prelu_is_that_of_each_of_its_operations():
