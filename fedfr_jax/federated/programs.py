@@ -29,7 +29,7 @@ from fedfr_jax.federated.engine import (
     empty_prepared,
 )
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.schedule import waves_of_device
+from fedfr_jax.federated.schedule import num_waves
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import StreamedData, StreamShape
 from fedfr_jax.mesh import free_bytes, is_out_of_memory
@@ -148,7 +148,7 @@ def size_of_call(sim: Simulation, max_rounds: int, num_tables: int = 1) -> Strea
     """
     settings, data = sim.settings, sim.data
     devices, lanes = sim.mesh.shape[meshes.CLIENTS], settings.clients_per_device
-    waves = waves_of_device(sim.num_places, devices, lanes, settings.partial_sums)
+    waves = num_waves(sim.num_places, lanes, devices, settings.partial_sums)
     if not isinstance(data, StreamedData):
         return StreamShape(1, waves, 0)
     rows = int(sim.largest[: waves * lanes].sum())
@@ -192,7 +192,7 @@ def round_arguments(sim: Simulation, server: PyTree) -> tuple:
             examples = trees.shapes(table.example, table.num_examples)
             context = context._replace(dataset=examples)
         extra = trace_prepare(sim.algorithm, server, context, 0).extra
-    waves = waves_of_device(sim.num_places, devices, lanes, sim.settings.partial_sums)
+    waves = num_waves(sim.num_places, lanes, devices, sim.settings.partial_sums)
     may_miss = sim.settings.systems.has_participation
     has_participation = cohort.participation is not None or may_miss
     columns = jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32)

@@ -45,7 +45,7 @@ from fedfr_jax.federated.programs import (
     size_of_call,
 )
 from fedfr_jax.federated.sampling import random_client
-from fedfr_jax.federated.schedule import build_schedule, waves_of_device
+from fedfr_jax.federated.schedule import build_schedule, num_waves
 from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import RoundInputs
@@ -280,7 +280,7 @@ def check_round_rows(
     settings, devices = sim.settings, sim.mesh.shape[meshes.CLIENTS]
     count = len(cohorts[0].ids) if cohorts else sim.num_places
     lanes = settings.clients_per_device
-    waves = waves_of_device(count, devices, lanes, settings.partial_sums)
+    waves = num_waves(count, lanes, devices, settings.partial_sums)
     num_bytes = sum(trees.num_bytes(store.template) for store in stores)
     num_bytes *= waves * lanes / sim.mesh.shape[meshes.MODEL]
     return check_rows_fit(sim, num_bytes, "cohort_size", settings.cohort_size)

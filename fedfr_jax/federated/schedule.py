@@ -91,15 +91,6 @@ def choose_lanes(
     return min(tried, key=lambda n: (waves_of(n) * seconds_of(n), n))
 
 
-def waves_of_device(
-    count: int, num_devices: int, lanes: int, partial_sums: int | None = None
-) -> int:
-    """Number of waves that each device runs in a round of `count` clients."""
-    partial_sums = partial_sums or num_devices
-    num_waves = -(-count // (partial_sums * lanes))  # of a partial sum
-    return -(-partial_sums // num_devices) * num_waves
-
-
 def build_schedule(
     num_steps: np.ndarray,
     *,
