@@ -1,7 +1,7 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
 All devices, one lane: measured fastest for every workload here. The first round
-compiles.
+compiles. --torch trains the module of PyTorch's peers by `ff.from_torch`.
 """
 
 import jax
@@ -25,6 +25,7 @@ from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.linen import from_linen, xavier_uniform
+from fedfr_jax.models.torch_module import from_torch
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces.methods import METHODS, Counts, face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
@@ -84,6 +85,13 @@ def classification(work, model=None):
         head = params["head"]
         return features @ head["kernel"] + head["bias"][None], stats
 
+    variables = {"params": params, "batch_stats": backbone["batch_stats"]}
+    return cross_entropy(logits), variables, logits
+
+
+def cross_entropy(logits):
+    """Loss of `LocalTraining` of (variables, images, train) -> (logits, statistics)."""
+
     def loss(variables, batch, key):
         del key
         values, stats = logits(variables, batch.images, True)
@@ -91,8 +99,7 @@ def classification(work, model=None):
         losses = -jnp.take_along_axis(logs, batch.labels[:, None], 1)[:, 0]
         return masked_mean(losses, batch.is_valid), (stats, {})
 
-    variables = {"params": params, "batch_stats": backbone["batch_stats"]}
-    return loss, variables, logits
+    return loss
 
 
 def classifier(work, model=None):
@@ -100,6 +107,16 @@ def classifier(work, model=None):
     loss, variables, logits = classification(work, model)
     algorithm = fedavg(LocalTraining(loss, sgd(), work.rate))
     return algorithm, variables, logits, Batching(work.batch_size, shuffle=False)
+
+
+def classifier_of_torch(work):
+    """`classifier` of the module that PyTorch's peers train, unchanged."""
+    import torch_models
+
+    model = from_torch(torch_models.network(work), work.input_shape)
+    algorithm = fedavg(LocalTraining(cross_entropy(model.apply), sgd(), work.rate))
+    feed = Batching(work.batch_size, shuffle=False)
+    return algorithm, model.init(jax.random.key(0)), model.apply, feed
 
 
 def faces(work, model=None):
@@ -150,11 +167,12 @@ def build(work, data, made=None, sizes=None, mesh=None, **options):
 
 
 def main():
-    args = workloads.arguments(__doc__)
+    args = workloads.arguments(__doc__, torch={"action": "store_true"})
     use_every_core()  # before JAX first asks for devices
     work = workloads.WORKLOADS[args.workload]
     data = workloads.make_data(work)
-    sim, server, logits = build(work, data)
+    made = classifier_of_torch(work) if args.torch else None
+    sim, server, logits = build(work, data, made)
     store, clock = simulation.open_store(sim, server), workloads.Clock()
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)

@@ -129,7 +129,7 @@ def _start(variables, optimizer, mesh, step_sharding):
     whole = meshes.replicated(mesh)
     if not step_sharding.rules:
         first: Any = variables() if callable(variables) else variables
-        state = State(first, optimizer.init(first["params"]))
+        state = State(first, jax.jit(optimizer.init)(first["params"]))
         return meshes.put_global(state, whole)
     leaf_shardings = jax.tree.map(
         lambda x: x.sharding, state_shapes(variables, optimizer, mesh, step_sharding)

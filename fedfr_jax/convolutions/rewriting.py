@@ -44,13 +44,13 @@ def rewritten(function: Callable, rules: Callable[[], Rules]) -> Callable:
 
         arrays = [leaves[i] for i in where]
         program, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        outputs = _evaluate(rules(), program.jaxpr, program.consts, arrays)
+        outputs = evaluate(rules(), program.jaxpr, program.consts, arrays)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return run
 
 
-def _evaluate(rules: Rules, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence) -> list:
+def evaluate(rules: Rules, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence) -> list:
     """Outputs of a program; neighboring operations without a rule at once."""
     values = dict(zip(jaxpr.constvars, consts, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
@@ -99,14 +99,14 @@ def _apply(rules, jaxpr, equation, inputs):
     primitive, params = equation.primitive, equation.params
     if primitive in rules:
         output = rules[primitive](*inputs, **params)
-        return _alone(jaxpr, equation)(*inputs) if output is None else [output]
+        return as_function(jaxpr, equation)(*inputs) if output is None else [output]
     if primitive.name in STRUCTURES:
         return STRUCTURES[primitive.name](rules, jaxpr, equation, inputs)
     params = {k: _with_rules(rules, x) for k, x in params.items()}
-    return _alone(jaxpr, equation.replace(params=params))(*inputs)
+    return as_function(jaxpr, equation.replace(params=params))(*inputs)
 
 
-def _alone(jaxpr, equation):
+def as_function(jaxpr: Jaxpr, equation: Any) -> Callable:
     """Function of an equation's inputs that evaluates it."""
     inputs = [Var(x.aval) for x in equation.invars]
     outputs = [Var(x.aval) for x in equation.outvars]
@@ -125,7 +125,7 @@ def _with_rules(rules, value):
 
 
 def _within(rules, jaxpr, consts=()):
-    return lambda *inputs: _evaluate(rules, jaxpr, consts, inputs)
+    return lambda *inputs: evaluate(rules, jaxpr, consts, inputs)
 
 
 def _remat(rules, jaxpr, equation, inputs):
@@ -150,7 +150,7 @@ def _shard_map(rules, jaxpr, equation, inputs):
 
 def _custom_jvp(rules, jaxpr, equation, inputs):
     """A function whose tangents stay as they are: a rule's may have no transpose."""
-    as_it_is, program = _alone(jaxpr, equation), equation.params["call_jaxpr"]
+    as_it_is, program = as_function(jaxpr, equation), equation.params["call_jaxpr"]
     function = jax.custom_jvp(_within(rules, program.jaxpr, program.consts))
     function.defjvp(functools.partial(jax.jvp, as_it_is))
     return function(*inputs)
@@ -160,13 +160,13 @@ def _custom_vjp(rules, jaxpr, equation, inputs):
     """A function whose derivative is rewritten too; constants, which have none, are
     closed over.
     """
-    as_it_is, program = _alone(jaxpr, equation), equation.params["call_jaxpr"]
+    as_it_is, program = as_function(jaxpr, equation), equation.params["call_jaxpr"]
     num_consts = equation.params["num_consts"]
     consts, inputs = inputs[:num_consts], inputs[num_consts:]
     again = lambda: rules
 
     def value(*inputs):
-        return _evaluate(rules, program.jaxpr, program.consts, (*consts, *inputs))
+        return evaluate(rules, program.jaxpr, program.consts, (*consts, *inputs))
 
     def forward(*inputs):
         return jax.vjp(lambda *x: as_it_is(*consts, *x), *inputs)

@@ -24,7 +24,7 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params, primitives
 
 from fedfr_jax.convolutions import own_images
-from fedfr_jax.convolutions.rewriting import Rules, _alone, _evaluate
+from fedfr_jax.convolutions.rewriting import Rules, as_function, evaluate
 from fedfr_jax.types import PyTree
 
 FULL = 128  # channels that a TPU stores and multiplies at a time
@@ -68,7 +68,7 @@ def _gradients(jaxpr: Jaxpr) -> Callable:
     @custom_vmap
     def gradients(consts, arrays):
         def outputs(arrays):
-            found = _evaluate(RULES, jaxpr, consts, arrays)
+            found = evaluate(RULES, jaxpr, consts, arrays)
             return found[0], found
 
         grads, found = jax.grad(outputs, has_aux=True)(arrays)
@@ -220,7 +220,7 @@ def _together(group: Group, jaxpr: Jaxpr, consts: Sequence, inputs: Sequence) ->
 def _apply(group, jaxpr, equation, inputs):
     """Outputs of an equation, in the form that suits its inputs."""
     name, params = equation.primitive.name, equation.params
-    alone = _alone(jaxpr, equation)
+    alone = as_function(jaxpr, equation)
     if equation.primitive in RULES:
         alone = lambda *inputs: [RULES[equation.primitive](*inputs, **params)]
     if not any(isinstance(x, Lanes) for x in inputs):

@@ -16,8 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.models import aten
-from fedfr_jax.models.aten import KERNEL, NUMBERS, OPERATORS, RANDOM, Ordered, plain
+from fedfr_jax.models.aten import NUMBERS, OPERATORS, RANDOM
+from fedfr_jax.models.aten.tensors import (
+    KERNEL,
+    Ordered,
+    Tensor,
+    channels_last,
+    from_channels_last,
+    plain,
+)
 from fedfr_jax.trees import by_name
 from fedfr_jax.types import InputShape, Model, PyTree, input_structs
 
@@ -66,8 +73,8 @@ class Network(NamedTuple):
 
 def run(
     graph: Graph,
-    leaves: Mapping[str, aten.Tensor],
-    inputs: Sequence[aten.Tensor],
+    leaves: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
     key: jax.Array | None,
 ) -> dict[str, Any]:
     """Values of all nodes of a graph, and of its inputs.
@@ -198,7 +205,7 @@ def build_torch_model(
     )
 
 
-def _as_tensor(leaf) -> aten.Tensor:
+def _as_tensor(leaf) -> Tensor:
     return Ordered(leaf, KERNEL) if leaf.ndim == 4 else leaf
 
 
@@ -207,14 +214,14 @@ def stored(leaf):
     return leaf.transpose(KERNEL) if leaf.ndim == 4 else leaf
 
 
-def _as_input(x) -> aten.Tensor:
+def _as_input(x) -> Tensor:
     """[B, H, W, C] as a tensor [B, C, H, W]."""
-    return aten.from_channels_last(x) if x.ndim == 4 else x
+    return from_channels_last(x) if x.ndim == 4 else x
 
 
-def _as_output(y: aten.Tensor) -> jax.Array:
+def _as_output(y: Tensor) -> jax.Array:
     """[B, D], or [B, H, W, D] of a tensor [B, D, H, W]."""
-    return aten.channels_last(y) if y.ndim == 4 else plain(y)
+    return channels_last(y) if y.ndim == 4 else plain(y)
 
 
 def _features(graph: Graph, values: Mapping[str, Any], output: jax.Array) -> jax.Array:

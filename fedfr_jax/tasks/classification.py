@@ -147,14 +147,22 @@ def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: when the network has no features.
+      ValueError: when the network has no features, or ends in something else, such as
+        a PyTorch module's [M, D].
     """
-    features_fn = model.features
+    features_fn, last = model.features, (model.blocks or ("",))[-1]
+    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    if "kernel" not in params.get(last, ()):
+        name = (model.config or {}).get("name", "one of your own")
+        raise ValueError(
+            "config.model must end in a linear layer with a kernel [D, M] for this "
+            f"algorithm, got {name}. Choose another config.model.name."
+        )
 
     def loss_fn(variables, batch, key):
         inputs = batch.model_inputs
         logits, seen, stats = features_fn(variables, inputs, True, key=key)
-        rows = variables["params"][model.blocks[-1]]["kernel"].T
+        rows = variables["params"][last]["kernel"].T
         own = normalize(rows[batch.labels])
         cosine = jnp.sum(normalize(seen) * own, axis=-1)
         values = jnp.square(jax.nn.relu(target_cosine - cosine))

@@ -19,6 +19,7 @@ from fedfr_jax.models.torch_graph import (
     tree_of,
 )
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.tasks.classification import class_pull
 
 SHAPE = (12, 12, 3)
 
@@ -74,6 +75,12 @@ def test_a_file_of_weights_has_its_network(net):
     assert jax.tree.structure(one) == jax.tree.structure(variables)
     assert (one["params"]["fc"]["weight"] != other["params"]["fc"]["weight"]).all()
     assert (one["batch_stats"]["bn1"]["running_var"] == 1).all()
+
+
+def test_a_loss_of_class_vectors_wants_a_network_of_ours(net):
+    with pytest.raises(ValueError, match=r"kernel \[D, M\] .*, got torch. Choose"):
+        class_pull(net[2])
+    class_pull(MODELS["cnn"](SHAPE, num_classes=3))
 
 
 def test_a_strange_graph_is_refused(net):

@@ -358,6 +358,32 @@ def test_dropout_is_drawn_from_the_key_in_training_only():
         model.apply(variables, x, True)
 
 
+class StochasticDepth(nn.Module):
+    """Residuals that are left out, as torchvision's and timm's networks do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        if not self.training:
+            return torch.addcmul(x, x, self.scale, value=0.5)
+        rows = torch.empty(x.shape[0], 1).bernoulli_(0.75)
+        numbers = torch.empty_like(x).bernoulli_(0.5)
+        return x.clone().zero_() + self.scale * rows.div_(0.75) + 8 * numbers
+
+
+def test_residuals_are_left_out_by_the_share_that_is_asked():
+    model = ff.from_torch(StochasticDepth(), (50,))
+    variables, x = model.init(jax.random.key(0)), np.ones((400, 50), np.float32)
+    drawn = np.asarray(model.apply(variables, x, True, key=jax.random.key(0))[0])
+    rows, numbers = drawn % 8, drawn >= 8
+    assert (np.abs(rows - rows[:, :1]) < 1e-5).all()
+    assert abs((rows[:, 0] > 0).mean() - 0.75) < 0.07
+    assert abs(numbers.mean() - 0.5) < 0.02 and 0 < numbers[0].sum() < 50
+    np.testing.assert_allclose(model.output(variables, x), 1.5, rtol=1e-6)
+
+
 class Forward(nn.Module):
     """A module whose forward is a function."""
 
@@ -531,9 +557,11 @@ def test_a_seed_draws_the_numbers_of_a_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
-def test_the_tutorial_runs(capsys):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "tutorials" / "pytorch.md"
-    code = page.read_text().split("```python\n")[1].partition("```")[0]
+def test_the_tutorial_is_an_example_that_runs(capsys):
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs" / "tutorials" / "pytorch.md").read_text()
+    code = page.split("```python\n")[1].partition("```")[0]
+    assert (root / "examples" / "pytorch.py").read_text().endswith(f'"""\n\n{code}')
     space: dict = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(code, space)

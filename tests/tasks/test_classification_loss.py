@@ -126,6 +126,7 @@ def test_fedaws_pulls_the_features_of_examples_that_count_to_their_class():
     given, batch = variables(), batch_of(num_valid=3)
     kernel = np.random.default_rng(2).normal(size=(CLASSES, CLASSES))
     given["params"]["top"] = {"kernel": kernel.astype(np.float32)}
+    model = model._replace(init=lambda key: given)
     value, _ = compiled(class_pull(model, target_cosine=0.8), batch)(given)
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
     features = batch.images.reshape(5, -1) @ given["params"]["W"]
