@@ -19,7 +19,6 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.api import is_saved
 from fedfr_jax.config.build import build
-from fedfr_jax.config.files import check_without_code
 from fedfr_jax.deploy.trained_model import (
     TrainedModel,
     compile_embedding,
@@ -37,7 +36,12 @@ from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import CONFIG, check_stages, stored_config
 from fedfr_jax.scanned_blocks import by_block_name
-from fedfr_jax.schema import check_choice, naming, with_tuples
+from fedfr_jax.schema import (
+    check_choice,
+    check_without_code,
+    naming,
+    with_tuples,
+)
 from fedfr_jax.tasks.model import with_name
 from fedfr_jax.types import Experiment, PyTree, TrainedModels
 

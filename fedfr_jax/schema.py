@@ -424,3 +424,26 @@ def _origin(factory: Any) -> tuple:
         return (id(factory),)
     code = factory.__code__
     return factory.__qualname__, code.co_filename, code.co_firstlineno
+
+
+def check_without_code(config: Any, where: Any) -> None:
+    """Raise ValueError if what is stored names a file of code anywhere.
+
+    A PyTorch module is code, which runs only where the user names it.
+    """
+    for file in _files_of_code(config):
+        raise ValueError(
+            f"{where} must name no code, got the PyTorch module {file}. Give --config, "
+            "or use the trained models, which need no code."
+        )
+
+
+def _files_of_code(config: Any) -> Iterator[str]:
+    if isinstance(config, Mapping):
+        if config.get("name") == "torch" and "file" in config:
+            yield config["file"]
+        for value in config.values():
+            yield from _files_of_code(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _files_of_code(value)

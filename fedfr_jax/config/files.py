@@ -6,14 +6,13 @@ import runpy
 import sys
 import traceback
 import types
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
 from fedfr_jax import manifest
 from fedfr_jax.configs import FOLDER
-from fedfr_jax.schema import hint, naming, with_tuples
+from fedfr_jax.schema import check_without_code, hint, naming, with_tuples
 
 MAX_NAMES = 30  # configs that an error lists
 
@@ -122,26 +121,6 @@ def restore(path: pathlib.Path) -> ConfigDict:
         config = with_tuples(manifest.read_object(path))
         check_without_code(config, path)
         return ConfigDict(config)
-
-
-def check_without_code(config: Any, where: Any) -> None:
-    """Raise ValueError if a stored config names a file of code anywhere."""
-    for file in _files(config):
-        raise ValueError(
-            f"{where} must name no code, got the PyTorch module {file}. Give --config, "
-            "or use the trained models, which need no code."
-        )
-
-
-def _files(config: Any) -> Iterator[str]:
-    if isinstance(config, Mapping):
-        if config.get("name") == "torch" and "file" in config:
-            yield config["file"]
-        for value in config.values():
-            yield from _files(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _files(value)
 
 
 def _make_importable(path: pathlib.Path) -> None:

@@ -448,7 +448,8 @@ def _convolve_group(params, size, x, kernels):
 def _finite(x):
     """x with a number near the largest in place of those that are not finite.
 
-    Times the zeros of other lanes it is 0; in its own lane it overflows soon.
+    Times the zeros of other lanes it is 0. In its own lane it overflows soon, unless
+    the network squashes it: then its loss is finite where XLA's is not.
     """
     largest = float(min(jnp.finfo(x.dtype).max, jnp.finfo(jnp.bfloat16).max))
     return jnp.where(jnp.abs(x) <= largest, x, jnp.asarray(largest, x.dtype))

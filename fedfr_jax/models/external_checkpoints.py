@@ -26,7 +26,13 @@ from fedfr_jax.models.norm import EPSILON
 from fedfr_jax.models.weights import Weights
 from fedfr_jax.ranges import Count
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
-from fedfr_jax.schema import broken_rule, check_choice, has_kind, with_tuples
+from fedfr_jax.schema import (
+    broken_rule,
+    check_choice,
+    check_without_code,
+    has_kind,
+    with_tuples,
+)
 from fedfr_jax.trees import by_name
 from fedfr_jax.types import InputShape, PyTree
 
@@ -261,7 +267,8 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
 
 
 def _check_model(weights: Weights, model: Mapping, input_shape: Any) -> None:
-    """Raise ValueError if the model is too large for the file, before it is built."""
+    """Raise ValueError for a model that is code, or too large for the file."""
+    check_without_code({"model": model}, "the weights' network")
     count = len(weights.arrays)
     for name in ("blocks",) if "blocks" in model else DEPTHS:
         blocks = model.get(name, 0)

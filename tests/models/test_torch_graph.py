@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from fedfr_jax.config.files import check_without_code, restore
+from fedfr_jax.config.files import restore
+from fedfr_jax.deploy.export import convert
+from fedfr_jax.loading import load_model
 from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import named_arrays
@@ -19,6 +22,7 @@ from fedfr_jax.models.torch_graph import (
     tree_of,
 )
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.schema import check_without_code
 from fedfr_jax.tasks.classification import class_pull
 
 SHAPE = (12, 12, 3)
@@ -103,3 +107,17 @@ def test_the_stored_config_of_a_run_names_no_code(tmp_path):
     with pytest.raises(ValueError, match="config.json must name no code"):
         restore(tmp_path / "config.json")
     check_without_code({"model": {"name": "torch", "graph": {}}}, "config.json")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_of_weights_runs_no_code(nested, tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    model = {"name": "torch", "file": f"{tmp_path}/evil.py:Net"}
+    model = {"name": "segmenter", "encoder": model} if nested else model
+    about = {"model": json.dumps(model), "image_shape": json.dumps(SHAPE)}
+    path = tmp_path / "net.safetensors"
+    save_file({"fc.weight": np.zeros((2, 2), np.float32)}, path, about)
+    for load in (load_model, lambda path: convert(path, tmp_path / "net.npz")):
+        with pytest.raises(ValueError, match="must name no code, got .*evil.py:Net"):
+            load(path)
+    assert not (tmp_path / "ran").exists()

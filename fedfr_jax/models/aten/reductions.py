@@ -25,13 +25,27 @@ def _softmax(function: Callable) -> Callable:
     return on_axis(apply)
 
 
-def _var(x, axes, keepdims, *, unbiased=True, correction=None):
-    correction = int(unbiased) if correction is None else int(correction)
-    return jnp.var(x, axes, ddof=correction, keepdims=keepdims)
+def _spread(root: bool) -> dict[str, Callable]:
+    """Variance, or its root, with the arguments of each overload."""
 
+    def reduce(x, axes, keepdims, correction):
+        ddof = 1 if correction is None else correction
+        y = jnp.var(x, axes, ddof=ddof, keepdims=keepdims)
+        return jnp.sqrt(y) if root else y
 
-def _std(x, axes, keepdims, **options):
-    return jnp.sqrt(_var(x, axes, keepdims, **options))
+    over = over_axes(reduce)
+
+    def correction(x, dim=None, *, correction=None, keepdim=False):
+        return over(x, dim, keepdim, correction=correction)
+
+    def dim(x, dim, unbiased=True, keepdim=False):
+        return over(x, dim, keepdim, correction=int(unbiased))
+
+    def default(x, unbiased=True):
+        return over(x, None, False, correction=int(unbiased))
+
+    name = "std" if root else "var"
+    return {name: default, f"{name}.dim": dim, f"{name}.correction": correction}
 
 
 def _norm(x, ord=2, dim=None, keepdim=False, dtype=None):
@@ -69,7 +83,7 @@ OPERATORS = {
     "min": on_plain(jnp.min),
     "min.dim": _with_place(jnp.min, jnp.argmin),
     "softmax": _softmax(jax.nn.softmax),
-    "std": over_axes(_std),
     "sum": _typed(jnp.sum),
-    "var": over_axes(_var),
+    **_spread(root=False),
+    **_spread(root=True),
 }
