@@ -198,6 +198,26 @@ class Functions(nn.Module):
         return (y + torch.arange(12) * 0.1).log_softmax(1)
 
 
+class Spread(nn.Module):
+    """Deviations and variances by every overload."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+
+    def forward(self, x):
+        x = self.conv(x)
+        whole = x.var(correction=0) + x.var(unbiased=False) + torch.std(x, False)
+        of_each = [
+            torch.var(x, 1, False).mean((1, 2)),
+            x.std(dim=(2, 3), keepdim=True).mean((1, 2, 3)),
+            torch.std(x, 3, unbiased=False).mean((1, 2)),
+            x.flatten(1).var(1),
+            x.mean((1, 2, 3)) + whole,
+        ]
+        return torch.stack(of_each, 1)
+
+
 CASES = {
     "blazefl": (BlazeCnn, (32, 32, 3), True),
     "pfllib": (PfllibCnn, (32, 32, 3), True),
@@ -206,6 +226,7 @@ CASES = {
     "frozen": (FrozenNorms, (24, 24, 3), True),
     "vit": (Vit, (32, 32, 3), True),
     "layers": (Layers, (16, 12, 3), True),
+    "spread": (Spread, (8, 7, 3), True),
     "functions_training": (Functions, (48,), True),
     "functions": (Functions, (48,), False),
 }
