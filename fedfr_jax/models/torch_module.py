@@ -266,6 +266,11 @@ def _graph(program: Any, paths: Mapping[str, str]) -> Graph:
     for spec in signature.output_specs:
         if spec.kind.name == "USER_OUTPUT":
             outputs.append(spec.arg.name)
+        elif spec.kind.name == "USER_INPUT_MUTATION":
+            raise ValueError(
+                f"module must leave its input {spec.target} as it is, got one that "
+                "changes it in place. Write x = x * 2 in place of x.mul_(2)."
+            )
         elif paths[spec.target].startswith("batch_stats/"):
             updates[paths[spec.target]] = spec.arg.name
     if len(outputs) != 1:

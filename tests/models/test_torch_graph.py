@@ -15,6 +15,7 @@ from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.torch_graph import (
+    find_operator,
     from_json,
     state_arrays,
     stored,
@@ -94,6 +95,9 @@ def test_a_strange_graph_is_refused(net):
     changed = {**graph, "train": {**graph["train"], "nodes": nodes}}
     with pytest.raises(ValueError, match="known operators, got system.default"):
         from_json(changed)
+    for numbers in ([7, 300_000_000], [[0], 10**10]):
+        with pytest.raises(TypeError, match="are known here"):
+            find_operator("number.mul" if numbers[0] == [0] else "number.pow")(*numbers)
     with pytest.raises(ValueError, match="graph must be that of a PyTorch module"):
         from_json({"train": graph["train"]})
 

@@ -432,6 +432,7 @@ REFUSED = {
     "code for one size of the batch": lambda fc, x: fc(x.view(8, 4)),
     "return one tensor, got 2": lambda fc, x: (fc(x), x),
     "no region of wrap_with_set_grad_enabled": without_gradient,
+    "leave its input x as it is": lambda fc, x: fc(x.mul_(2)),
     "got aten.index": lambda fc, x: fc(x[x > 0].view(-1, 4)),
 }
 
@@ -442,6 +443,14 @@ def test_what_is_not_supported_is_one_line(words):
         ff.from_torch(Forward(REFUSED[words]), (4,))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("module must ")
+
+
+def test_the_gradient_of_a_norm_of_zeros_is_zero_as_in_pytorch():
+    forward = lambda fc, x: torch.nn.functional.normalize(fc(x * 0) - fc.bias + x)
+    model = ff.from_torch(Forward(forward), (4,))
+    variables = model.init(jax.random.key(0))
+    of = jax.grad(lambda x: model.apply(variables, x)[0].sum())
+    assert np.isfinite(of(np.zeros((2, 4), np.float32))).all()
 
 
 def test_an_error_says_where_in_the_module_an_operator_is():

@@ -53,7 +53,13 @@ def _norm(x, ord=2, dim=None, keepdim=False, dtype=None):
         raise ValueError(f"linalg_vector_norm must be of order 1 or 2, got {ord}.")
     power = jnp.abs if ord == 1 else jnp.square
     total = OPERATORS["sum"](elementwise(power)(x), dim, keepdim, dtype=dtype)
-    return total if ord == 1 else elementwise(jnp.sqrt)(total)
+    return total if ord == 1 else elementwise(_root)(total)
+
+
+def _root(x):
+    """Square root whose derivative at 0 is 0, as that of PyTorch's norm."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
 
 
 def _with_place(function: Callable, place: Callable) -> Callable:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -184,9 +184,25 @@ OPERATORS = {
     "sym_size": lambda x, dim: x.shape[dim],
     "transpose": transpose,
 }
+
+
+def _of_numbers(function: Callable) -> Callable:
+    """Function of numbers that sizes can be: a stranger's graph may have any."""
+
+    def apply(*numbers):
+        if not all(isinstance(x, int | float) and abs(x) < 2**40 for x in numbers):
+            raise TypeError("numbers below 2 to the 40th are known here")
+        if function is operator.pow and abs(numbers[1]) > 40:
+            raise TypeError("powers up to 40 are known here")
+        return function(*numbers)
+
+    return apply
+
+
 # On numbers such as the batch's size
-OF_PYTHON = "add eq floordiv ge getitem gt le lt mod mul ne neg pow sub truediv"
-NUMBERS = {name: vars(operator)[name] for name in OF_PYTHON.split()}
+OF_PYTHON = "add eq floordiv ge gt le lt mod mul ne neg pow sub truediv"
+NUMBERS = {name: _of_numbers(vars(operator)[name]) for name in OF_PYTHON.split()}
+NUMBERS["getitem"] = operator.getitem
 NUMBERS |= {
     "sym_float": float,
     "sym_max": max,
