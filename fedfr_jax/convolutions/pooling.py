@@ -39,10 +39,15 @@ def _highest(dtype):
     return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
 
 
+def _nothing(dtype):
+    """What a sum is not changed by."""
+    return jnp.zeros((), dtype)
+
+
 def _pool(
     x: jax.Array,
     combine: Callable,
-    start: float | int,
+    start: Callable,
     reduce: Callable | None,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
@@ -52,21 +57,22 @@ def _pool(
 ) -> jax.Array | None:
     """Combine the windows of x, as `lax.reduce_window` with its arguments.
 
-    None, which leaves it to XLA, for windows that are too long to compile.
+    None, which leaves it to XLA, for windows that are too long to compile and for truth
+    values.
 
     The last axis comes first, so that of equals the first in the order of memory is
     taken, as XLA's derivative does.
 
     Args:
-      start: what `combine` does not change a number by.
+      start: dtype -> what `combine` does not change a number by.
       reduce: (x, axes) -> x reduced over axes, for windows side by side.
     """
-    if max(window_dimensions) > MAX_WINDOW:
+    if x.dtype == bool or max(window_dimensions) > MAX_WINDOW:
         return None
     inner = [d - 1 for d in base_dilation or (1,) * x.ndim]
     pads = [(*pair, between) for pair, between in zip(padding, inner, strict=True)]
     if any(map(any, pads)):
-        x = lax.pad(x, jnp.asarray(start, x.dtype), pads)
+        x = lax.pad(x, jnp.asarray(start(x.dtype), x.dtype), pads)
     spread = window_dilation or (1,) * x.ndim
     side_by_side = tuple(window_dimensions) == tuple(window_strides)
     if reduce and side_by_side and {*spread} == {1}:
@@ -127,17 +133,12 @@ def max_pooling(
     Args:
       by_blocks: whether windows side by side are reduced, not combined.
     """
-    if x.dtype == bool:
-        return None
-    return _pool(x, larger, _lowest(x.dtype), _maximum if by_blocks else None, **window)
+    return _pool(x, larger, _lowest, _maximum if by_blocks else None, **window)
 
 
 def min_pooling(x: jax.Array, *, by_blocks: bool = False, **window) -> jax.Array | None:
     """`lax.reduce_window_min` with its parameters; by_blocks as of `max_pooling`."""
-    if x.dtype == bool:
-        return None
-    reduce = _minimum if by_blocks else None
-    return _pool(x, _smaller, _highest(x.dtype), reduce, **window)
+    return _pool(x, _smaller, _highest, _minimum if by_blocks else None, **window)
 
 
 def _maximum(x, axes):
@@ -150,7 +151,7 @@ def _minimum(x, axes):
 
 def sum_pooling(x: jax.Array, **window) -> jax.Array | None:
     """`lax.reduce_window_sum` with its parameters."""
-    return _pool(x, jnp.add, 0, jnp.sum, **window)
+    return _pool(x, jnp.add, _nothing, jnp.sum, **window)
 
 
 def _is_long(window):

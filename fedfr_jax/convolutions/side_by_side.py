@@ -9,7 +9,8 @@ and operations on each number, pooling and sums over pixels are the same. All ot
 vmapped. 64 lanes of the EMNIST-CNN take half the cycles, see
 docs/explanation/accelerators.md.
 
-A lane whose numbers overflow does not spoil its neighbors: 0 times infinity would.
+A lane whose numbers overflow is NaN from its next convolution on, and does not spoil
+its neighbors: 0 times infinity would.
 """
 
 import functools
@@ -436,7 +437,10 @@ def _convolve_group(params, size, x, kernels):
 
     def forward(x, kernels):
         finite = _finite(x), _finite(kernels)
-        return dense(*finite), finite
+        y = dense(*finite)
+        is_sound = _is_finite(x, size) & jnp.isfinite(kernels).all((1, 2, 3, 4))
+        is_sound = jnp.repeat(is_sound, kernels.shape[-1])
+        return jnp.where(is_sound, y, jnp.nan), finite
 
     def backward(finite, dy):
         return jax.vjp(dense, *finite)[1](_finite(dy))
@@ -445,11 +449,16 @@ def _convolve_group(params, size, x, kernels):
     return convolve(x, kernels)
 
 
+def _is_finite(x, size):
+    """Whether each of the lanes [G] in x [..., G C] has finite numbers only."""
+    channels = jnp.isfinite(x).all(tuple(range(x.ndim - 1)))
+    return channels.reshape(size, -1).all(1)
+
+
 def _finite(x):
     """x with a number near the largest in place of those that are not finite.
 
-    Times the zeros of other lanes it is 0. In its own lane it overflows soon, unless
-    the network squashes it: then its loss is finite where XLA's is not.
+    Times the zeros of other lanes it is 0.
     """
     largest = float(min(jnp.finfo(x.dtype).max, jnp.finfo(jnp.bfloat16).max))
     return jnp.where(jnp.abs(x) <= largest, x, jnp.asarray(largest, x.dtype))

@@ -104,6 +104,29 @@ def test_a_lane_that_overflows_is_alone_in_that(bad):
     assert any(map(is_bad, jax.tree.leaves(found)))
 
 
+@pytest.mark.parametrize("at", ["kernels", "images"])
+def test_a_squashed_lane_with_a_number_that_is_not_finite_has_no_finite_loss(at):
+    def loss(kernels, x):
+        for kernel in kernels:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            x = jnp.tanh(
+                lax.conv_general_dilated(
+                    x, kernel, (1, 1), "SAME", dimension_numbers=numbers
+                )
+            )
+        return x.mean(), ()
+
+    kernels, x = [jnp.ones((LANES, 3, 3, 8, 8))] * 2, jnp.ones((LANES, 2, 6, 6, 8))
+    spoil = lambda x: x.at[1, 1, 1, 1, 1].set(jnp.nan)
+    kernels = [spoil(kernels[0]), kernels[1]] if at == "kernels" else kernels
+    x = spoil(x) if at == "images" else x
+    with use_forms("tpu"):
+        (losses, _), _ = jax.vmap(
+            lambda kernels, x: value_and_grad(lambda k: loss(k, x))(kernels)
+        )(kernels, x)
+    assert np.flatnonzero(~np.isfinite(losses)).tolist() == [1]
+
+
 def test_narrow_convolutions_of_a_group_are_single_ones():
     count = lambda forms: str(jax.make_jaxpr(of_lanes(forms))(*arrays())).count(
         f"feature_group_count={LANES}"
