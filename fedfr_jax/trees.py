@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedfr_jax.scanned_blocks import block_paths
 from fedfr_jax.types import AnyArray, PyTree
 
 NEAR = 12  # names that an error lists
+SMALL = 2**16  # numbers of a leaf that is joined with others
 
 
 def path_name(path: tuple) -> str:
@@ -155,6 +157,20 @@ def scaled_norm(tree: PyTree) -> tuple[jax.Array, jax.Array]:
 def norm(tree: PyTree) -> jax.Array:
     """Euclidean norm [] of all leaves; their squares may overflow, the norm may not."""
     return jnp.multiply(*scaled_norm(tree))
+
+
+def joined(tree: PyTree) -> list[jax.Array]:
+    """All numbers of a tree in few arrays: small leaves of a dtype behind one another.
+
+    A reduction of each leaf of a network compiles five times as long.
+    """
+    joined, small = [], defaultdict(list)
+    for x in jax.tree.leaves(tree):
+        if x.size < SMALL:
+            small[x.dtype].append(x.ravel())
+        else:
+            joined.append(x)
+    return joined + [jnp.concatenate(leaves) for leaves in small.values()]
 
 
 def is_finite(tree: PyTree) -> jax.Array:

@@ -305,8 +305,6 @@ class CallInputs(NamedTuple):
 # XLA merges common subexpressions once more when it partitions for several devices, and
 # what is merged decides what is fused and so how it is rounded.
 CSE_PASS = "cse"
-# LLVM's highest level takes 15 % longer over a round, which then is no faster.
-OPTIMIZATION_LEVEL = 2
 
 
 def compiler_options(mesh: Mesh, partial_sums: int | None) -> dict[str, Any]:
@@ -314,13 +312,9 @@ def compiler_options(mesh: Mesh, partial_sums: int | None) -> dict[str, Any]:
 
     What XLA_FLAGS sets stays, but the canonical bits are always asked for.
     """
-    level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
-    flags = os.environ.get("XLA_FLAGS", "")
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    options: dict[str, Any] = {}
-    if is_cpu and level not in flags:
-        options[level] = OPTIMIZATION_LEVEL
+    options = meshes.optimization_level(mesh.devices.flat[0].platform)
     if partial_sums is not None:
+        disabled, flags = "xla_disable_hlo_passes", os.environ.get("XLA_FLAGS", "")
         disabled_passes = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
         options[disabled] = ",".join([*disabled_passes, CSE_PASS])
     return options

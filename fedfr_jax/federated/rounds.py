@@ -644,7 +644,9 @@ def check_finite(is_finite: bool, origin: str) -> None:
         )
 
 
-_is_finite = jax.jit(trees.is_finite)
+@jax.jit
+def _is_finite(state):
+    return trees.is_finite(trees.joined(state))
 
 
 def store_rows(

@@ -18,7 +18,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.privacy import ledger as ledgers
 from fedfr_jax.federated.privacy.accountant import Accountant, continued
 from fedfr_jax.federated.privacy.ledger import Ledger
-from fedfr_jax.types import FederatedTrainer, PyTree
+from fedfr_jax.types import AnyArray, FederatedTrainer, PyTree
 
 FOLDER = "checkpoints"  # of a stage
 UNREAD = "commit_success.txt"  # of Orbax, written after the manifest
@@ -83,6 +83,15 @@ class _Save(ocp.args.StandardSave):
 @ocp.args.register_with_handler(_Handler, for_restore=True)
 class _Restore(ocp.args.StandardRestore):
     """Argument type of `_Handler` for restoring."""
+
+
+def _one_copy(x: AnyArray) -> AnyArray:
+    """A replicated leaf on one device, where it lies already.
+
+    Orbax cuts copies into a part for each device, with a program for each of the parts.
+    """
+    is_copied = isinstance(x, jax.Array) and x.is_fully_replicated
+    return x.addressable_data(0) if is_copied else x
 
 
 class Checkpointer:
@@ -162,6 +171,8 @@ class Checkpointer:
         with self._explained(step):
             if self._is_alone:
                 state = meshes.fetch(state)
+            elif jax.process_count() == 1:
+                state = jax.tree.map(_one_copy, state)
             self._handler.files = files
             self._manager.save(step, args=_Save(_leaves_by_name(state)), force=True)
         self._saving = step

@@ -58,9 +58,9 @@ def quarters(images):
 
 def test_an_image_has_the_same_bits_alone_and_in_any_batch():
     faces = source()
-    order = np.random.default_rng(0).permutation(400)[:75]
+    order = np.random.default_rng(0).permutation(400)[:300]
     together = faces.read(order)
-    for place in (0, 31, 32, 63, 74):
+    for place in (0, 31, 32, 63, 255, 256, 288, 299):
         alone = faces.read(order[place : place + 1])[0]
         np.testing.assert_array_equal(alone, together[place])
     np.testing.assert_array_equal(faces.read(order[::-1]), together[::-1])

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.checkpoint import Checkpointer, check_end
+from tests.federated.toys import compilations
 
 
 def noise(step):
@@ -59,6 +61,24 @@ def test_no_changed_file_is_trusted(two):
     shutil.rmtree(newest)
     with contextlib.closing(Checkpointer(two.folder)) as again:
         assert restored(again) == 1
+
+
+def test_copies_on_several_devices_are_saved_without_a_program(tmp_path):
+    """As all of a server's, each by one device; cut leaves are saved whole too."""
+    mesh = meshes.make_mesh(4)
+    put = lambda x, sharding: meshes.put_global(x.astype(np.float32), sharding)
+    state = {
+        "copied": put(np.arange(64).reshape(16, 4), meshes.replicated(mesh)),
+        "cut": put(np.arange(64).reshape(8, 8), meshes.over_clients(mesh)),
+    }
+    with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
+        with compilations() as found:
+            checkpointer.save(1, state)
+        assert found == []
+        _, again = checkpointer.restore(state)
+    for name, x in state.items():
+        assert again[name].sharding == x.sharding
+        np.testing.assert_array_equal(again[name], x)
 
 
 def test_stray_files_beside_a_checkpoint_are_no_damage(two):

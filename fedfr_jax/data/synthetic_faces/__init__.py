@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from annotated_types import Interval
-from jax import random
+from jax import lax, random
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.data.synthetic_faces import drawing
 from fedfr_jax.data.synthetic_faces.drawing import (
     cover,
@@ -48,8 +49,8 @@ from fedfr_jax.types import Source
 
 __all__ = ["landmarks", "render", "synthetic_faces"]
 
-CHUNK = 32  # images drawn at once: one compiled program per size
-LANDMARK_CHUNK = 4096
+SAMPLES = 256  # examples whose random numbers are drawn at once
+CHUNK = 32  # of them, images painted at once: one compiled program per size
 
 
 @checked
@@ -80,24 +81,26 @@ def synthetic_faces(
             f"num_identities * images_per_identity must be at most {MAX}, got {total}."
         )
     spread = np.float32(difficulty)
-    sample = functools.partial(_sample, np.uint32(seed), spread)
+    sample = functools.partial(_sampler(), np.uint32(seed), spread)
 
-    def draw(people, numbers):
-        return _paint(sample(people, numbers), spread, image_size)
+    def draw(samples, count):
+        starts = range(0, count, CHUNK)
+        return [_paint(samples, i, spread, image_size) for i in starts]
 
-    def locate(people, numbers):
-        return _locate(sample(people, numbers), spread)
+    def locate(samples, count):
+        del count
+        return [_locate(samples, spread)]
 
     def read(indices):
         indices = np.asarray(indices)
         if indices.size and not 0 <= indices.min() <= indices.max() < total:
             raise ValueError(f"indices must be in [0, {total}), got {indices}.")
         people, numbers = np.divmod(indices, images_per_identity)
-        return _in_chunks(draw, people, numbers, CHUNK)
+        return _of_samples(draw, sample, people, numbers)
 
     people, numbers = np.divmod(np.arange(total), images_per_identity)
     # Landmarks scale with the image: those of one pixel serve every size.
-    marks = _in_chunks(locate, people, numbers, LANDMARK_CHUNK)
+    marks = _of_samples(locate, sample, people, numbers)
     return Source(
         read=read,
         labels=people.astype(np.int32),
@@ -166,7 +169,13 @@ def landmarks(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
     return (points + 1.0) * (0.5 * size) - 0.5
 
 
-@jax.jit
+@functools.cache
+def _sampler():
+    """`_sample`, compiled."""
+    options = meshes.optimization_level(jax.default_backend())
+    return jax.jit(_sample, compiler_options=options)
+
+
 def _sample(seed, difficulty, people, numbers):
     """Sample the random numbers of B photographs.
 
@@ -185,8 +194,11 @@ def _sample(seed, difficulty, people, numbers):
     return jax.vmap(sample_one)(people, numbers)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _paint(samples, difficulty, size) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="size")
+def _paint(samples, start, difficulty, size) -> jax.Array:
+    """Images of the `CHUNK` samples from `start` on."""
+    cut = lambda x: lax.dynamic_slice_in_dim(x, start, CHUNK)
+    samples = jax.tree.map(cut, samples)
     images = _of_each(samples, difficulty, functools.partial(render, size=size))
     return jnp.round(255.0 * images).astype(jnp.uint8)
 
@@ -205,16 +217,17 @@ def _of_each(samples, difficulty, function) -> jax.Array:
     return jax.vmap(apply)(*samples)
 
 
-def _in_chunks(function, people, numbers, chunk) -> np.ndarray:
-    """Apply a compiled function to all examples, `chunk` at a time.
+def _of_samples(function, sample, people, numbers) -> np.ndarray:
+    """Apply function(samples, count) to all examples, `SAMPLES` at a time.
 
-    The last chunk is padded with example 0, so that one program serves every batch and
-    an image has the same bits in every batch.
+    The last samples are padded with example 0, so that one program serves every batch
+    and an image has the same bits in every batch.
     """
     parts = []
-    for start in range(0, max(len(people), 1), chunk):
-        part = slice(start, start + chunk)
-        fill = (0, chunk - len(people[part]))
+    for start in range(0, max(len(people), 1), SAMPLES):
+        part = slice(start, start + SAMPLES)
+        count = max(len(people[part]), 1)
+        fill = (0, SAMPLES - len(people[part]))
         rows = (np.pad(x[part].astype(np.uint32), fill) for x in (people, numbers))
-        parts.append(function(*rows))
+        parts += function(sample(*rows), count)
     return np.concatenate([np.asarray(part) for part in parts])[: len(people)]
