@@ -98,6 +98,9 @@ from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
 from fedfr_jax.models import register_model as register_model
+from fedfr_jax.models.frozen import moving_variables as moving_variables
+from fedfr_jax.models.frozen import whole_variables as whole_variables
+from fedfr_jax.models.frozen import with_frozen as with_frozen
 from fedfr_jax.models.torch_module import from_torch as from_torch
 from fedfr_jax.models.torch_module import to_torch as to_torch
 from fedfr_jax.runs.trackers import SINKS as SINKS

@@ -40,6 +40,19 @@ def add(tree: PyTree, change: PyTree) -> PyTree:
     return jax.tree.map(lambda x, d: x + d.astype(x.dtype), tree, change)
 
 
+def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+    """Split `tree` into the leaves where the static `mask` is True, and the others."""
+    chosen = jax.tree.map(lambda m, x: x if m else None, mask, tree)
+    rest = jax.tree.map(lambda m, x: None if m else x, mask, tree)
+    return chosen, rest
+
+
+def join(first: PyTree, second: PyTree) -> PyTree:
+    """Inverse of `split`."""
+    pick = lambda x, y: y if x is None else x
+    return jax.tree.map(pick, first, second, is_leaf=lambda x: x is None)
+
+
 def matching(pattern: str, *, min_leaves: int = 1) -> Callable[[PyTree], PyTree]:
     """Build a predicate: tree -> tree of bool, True where a path has `pattern`.
 

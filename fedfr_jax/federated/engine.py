@@ -20,6 +20,7 @@ numbers, adds them, and sends the result to all, a reduce-scatter and an all-gat
 a fixed order of additions. Means multiply by a reciprocal, see `trees.divide`.
 """
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.constants import jit
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel, sums
 from fedfr_jax.federated.aggregation.contract import keep_at_client, state_at_client
@@ -321,11 +323,7 @@ def compiler_options(mesh: Mesh, partial_sums: int | None) -> dict[str, Any]:
 
 
 class Program:
-    """A jitted function that runs rounds, with the state of its memory checks.
-
-    Args:
-      function: of `jax.jit`.
-    """
+    """A compiled function that runs rounds, with the state of its memory checks."""
 
     def __init__(self, function: Any):
         self._function = function
@@ -336,25 +334,27 @@ class Program:
         return self._function(*arguments)
 
     def lower(self, *arguments) -> jax.stages.Lowered:
-        """Lower, as the jitted function does."""
+        """Lower, as a jitted function does."""
         return self._function.lower(*arguments)
 
     def num_compiled(self) -> int:
         """Number of compilations so far."""
-        return self._function._cache_size()
+        return self._function.num_compiled()
 
 
 def compile_round(functions: Round, mesh: Mesh, partial_sums: int | None) -> Round:
     """Compile the functions of a round; a `total` that is passed is donated."""
     placed = meshes.over_clients(mesh)  # explicit, or the first segment compiles alone
     options: dict[str, Any] = {"compiler_options": compiler_options(mesh, partial_sums)}
-    run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
+    compiled = functools.partial(jit, mesh=mesh, placement=model_parallel.placement)
+    run = compiled(functions.run, donate_argnums=0, out_shardings=placed, **options)
+    whole, rounds = functions.run_whole, functions.run_rounds
     return Round(
-        run_whole=Program(jax.jit(functions.run_whole, donate_argnums=1, **options)),
-        start=jax.jit(functions.start, out_shardings=placed),
+        run_whole=Program(compiled(whole, donate_argnums=1, **options)),
+        start=compiled(functions.start, out_shardings=placed),
         run=Program(run),
-        finish=jax.jit(functions.finish, **options),
-        run_rounds=Program(jax.jit(functions.run_rounds, donate_argnums=1, **options)),
+        finish=compiled(functions.finish, **options),
+        run_rounds=Program(compiled(rounds, donate_argnums=1, **options)),
     )
 
 

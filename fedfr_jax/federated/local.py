@@ -320,7 +320,7 @@ def local_step(local: LocalTraining, moves: str = "") -> Callable:
         params, frozen = trainable(moves, variables["params"])
 
         def all_params(params):
-            joined = variable_split.join(params, frozen)
+            joined = trees.join(params, frozen)
             return scanned_blocks.unstack_like(joined, variables["params"])
 
         def loss_of(params):
@@ -347,7 +347,7 @@ def trainable(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
     if not moves:
         return params, jax.tree.map(lambda _: None, params)
     tree, mask = scanned_blocks.split_stacks({"params": params}, trees.matching(moves))
-    return variable_split.split(mask["params"], tree["params"])
+    return trees.split(mask["params"], tree["params"])
 
 
 def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Callable:

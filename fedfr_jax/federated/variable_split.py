@@ -10,23 +10,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax import scanned_blocks
+from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.types import ClientOutput, PyTree
 
 PERSONAL = "local"
-
-
-def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-    """Split `tree` into the leaves where the static `mask` is True, and the others."""
-    chosen = jax.tree.map(lambda m, x: x if m else None, mask, tree)
-    rest = jax.tree.map(lambda m, x: None if m else x, mask, tree)
-    return chosen, rest
-
-
-def join(first: PyTree, second: PyTree) -> PyTree:
-    """Inverse of `split`."""
-    pick = lambda x, y: y if x is None else x
-    return jax.tree.map(pick, first, second, is_leaf=_is_none)
 
 
 def select_like(part: PyTree, whole: PyTree) -> PyTree:
@@ -55,7 +42,7 @@ def whole_variables(variables: PyTree) -> PyTree:
     """Variables of the whole model: shared and personal leaves, joined."""
     if PERSONAL not in variables:
         return variables
-    return join(shared(variables), variables[PERSONAL])
+    return trees.join(shared(variables), variables[PERSONAL])
 
 
 def with_personal(variables: PyTree, leaves: PyTree) -> PyTree:
@@ -65,7 +52,7 @@ def with_personal(variables: PyTree, leaves: PyTree) -> PyTree:
     """
     leaves = scanned_blocks.unstack_like(leaves, shared(variables))
     if PERSONAL in variables:
-        leaves = join(variables[PERSONAL], leaves)
+        leaves = trees.join(variables[PERSONAL], leaves)
     return {**variables, PERSONAL: leaves}
 
 

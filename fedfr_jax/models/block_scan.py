@@ -121,8 +121,9 @@ def run_stack(
     if block.is_initializing():
         return _initial(block, x, train, length)
     module = block.clone(parent=None, name=None)
-    # Training returns statistics of the batch and needs no running ones.
-    variables = {"params": block.variables["params"]} if train else block.variables
+    variables = block.variables
+    if train:  # which returns statistics of the batch and needs no running ones
+        variables = {k: x for k, x in variables.items() if k != "batch_stats"}
     variables = variables if remat else gather_stacks(variables, is_stack=True)
     rows, unpack = _bundle(variables, ndim=2)
     unpack_stats: Callable[[PyTree], PyTree] = lambda stats: {}  # of no statistics

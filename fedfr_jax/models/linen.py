@@ -15,9 +15,10 @@ from flax import linen as nn
 
 from fedfr_jax.models.block_scan import named_stages, stacked_stages
 from fedfr_jax.models.flops import count_flops
-from fedfr_jax.models.norm import INVERSE, inverses, moved
+from fedfr_jax.models.norm import FROZEN, INVERSE, inverses, moved
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_choice
+from fedfr_jax.trees import count as count_numbers
 from fedfr_jax.types import InputShape, Model, PyTree, input_structs
 
 
@@ -133,12 +134,17 @@ def from_linen(
             return array.astype(dtype)
 
         x = jax.tree.map(to_dtype, x, inputs)
-        old_stats = variables["batch_stats"]
+        old_stats, fixed = variables["batch_stats"], variables.get(FROZEN, {})
         variables = {k: stacked_stages(tree, stages) for k, tree in variables.items()}
+        if count_numbers(fixed) != count_numbers(variables.get(FROZEN, {})):
+            raise ValueError(
+                "frozen must match all blocks of a stack with batch norms or none, "
+                f"those of a stage but its first: {', '.join(stages)}."
+            )
         # In the order of `old_stats`: parts of one vector stay together.
         stats = named_stages(variables["batch_stats"], stages)
         if train:  # with statistics of the batch, and no running ones
-            variables = {"params": variables["params"]}
+            del variables["batch_stats"]
         elif stats:
             variables[INVERSE] = stacked_stages(inverses(stats), stages)
         output, updated = module.apply(

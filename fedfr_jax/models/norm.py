@@ -31,6 +31,7 @@ from fedfr_jax.types import Model, PyTree
 MOMENTUM = 0.9  # of running statistics: the weight of the old ones, in [0, 1]
 EPSILON = 1e-5  # added to a variance
 INVERSE = "inverse"  # collection of `inverses`
+FROZEN = "frozen"  # collection of running statistics that stay, in training too
 
 
 def per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
@@ -189,7 +190,8 @@ class BatchNorm(nn.Module):
 
     Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
     Training returns the batch's mean and unbiased variance as batch_stats, for
-    `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` if it is given.
+    `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` if it is given. A
+    layer with statistics in the collection FROZEN is always in evaluation.
     """
 
     use_scale: bool = True  # False freezes the scale at 1
@@ -209,7 +211,11 @@ class BatchNorm(nn.Module):
         bias = jnp.zeros(shape, z.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
-        if train:
+        frozen_mean = self.get_variable(FROZEN, "mean")
+        if frozen_mean is not None:
+            running_mean.value = frozen_mean
+            running_var.value = self.get_variable(FROZEN, "var")
+        if train and frozen_mean is None:
             y, mean, var = normalize_batch(x, scale, bias, EPSILON)
             if not self.is_initializing():
                 running_mean.value = mean

@@ -86,7 +86,7 @@ def minus_anchor(local: LocalTraining) -> LocalTraining:
     def loss_less(variables, batch, key, *, anchor, **round_args):
         loss, aux = loss_fn(variables, batch, key, **round_args)
         personal = variable_split.drop_like(anchor, variables["params"])
-        start = {**variables, "params": variable_split.join(anchor, personal)}
+        start = {**variables, "params": trees.join(anchor, personal)}
         at_anchor = jax.lax.stop_gradient(gradient(start, batch, key))
         at_anchor = variable_split.select_like(anchor, at_anchor)
         params = variable_split.select_like(anchor, variables["params"])

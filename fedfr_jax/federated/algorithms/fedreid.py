@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.convolutions import fast
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.permutation import permute
@@ -176,7 +177,7 @@ def build_distillation(
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return {
-            name: variable_split.join(part, unstack_like(zeros[name], part))
+            name: trees.join(part, unstack_like(zeros[name], part))
             for name, part in variables.items()
         }
 

@@ -65,7 +65,7 @@ def with_personal_layers(
                 f"personal needs an algorithm with one server model, got {got}."
             )
         variables, mask = scanned_blocks.split_stacks(variables, is_kept)
-        leaves, rest = variable_split.split(mask, variables)
+        leaves, rest = trees.split(mask, variables)
         return ServerWithLayers(algorithm.init(rest), leaves)
 
     def init_personal(key, server):
