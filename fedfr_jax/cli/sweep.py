@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import copy
+import datetime
 import hashlib
 import itertools
 import json
@@ -10,7 +11,7 @@ import pathlib
 import re
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -92,8 +93,8 @@ def sweep(
     cells = open_cells(location)
     check_same_base(cells, config)
     rows = cells.read()
-    failed = {name for name, row in rows.items() if "error" in row}
-    again = failed if retry_failed else set()
+    failed = {name: row for name, row in rows.items() if "error" in row}
+    again = failed if retry_failed else {}
     missing = [run for run in runs if run.name not in rows or run.name in again]
     print(f"{len(runs)} runs, {len(missing)} to train, in {cells.name}", flush=True)
     if vmap:
@@ -128,7 +129,7 @@ def check_same_base(cells: Cells, config) -> None:
 def train_missing(
     runs: Sequence[Run],
     cells: Cells,
-    again: Collection[str],
+    again: Mapping[str, Mapping[str, Any]],
     changed: DataChanged = None,
 ) -> None:
     """Train the runs that nobody has ended or trains, until none is left.
@@ -137,16 +138,16 @@ def train_missing(
     these are alive, then left to them.
 
     Args:
-      again: names of runs to train although they have a row.
+      again: {name: its row} of runs to train until they have another row.
       changed: as of `data_digest.check`.
     """
     watched_since, left = time.monotonic(), [*runs]
     while left:
         rows = cells.read()
-        ended = {x for x, row in rows.items() if x not in again or "error" not in row}
+        ended = {name for name, row in rows.items() if row != again.get(name)}
         left, others = [run for run in left if run.name not in ended], []
         for run in left:
-            if train_run(run, cells, changed, is_again=run.name in again):
+            if train_run(run, cells, changed, again.get(run.name)):
                 watched_since = time.monotonic()
             else:
                 others.append(run)
@@ -158,12 +159,19 @@ def train_missing(
 
 
 def train_run(
-    run: Run, cells: Cells, changed: DataChanged = None, *, is_again: bool = False
+    run: Run,
+    cells: Cells,
+    changed: DataChanged = None,
+    before: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Train or resume a run and add its row; whether nobody else was training it."""
+    """Train or resume a run and add its row; whether nobody else was training it.
+
+    Args:
+      before: its row, which is to be replaced unless another sweep has done so.
+    """
     try:
         with cells.leases.taken(run.name):
-            if cells.is_ended(run.name, is_again=is_again):
+            if cells.is_ended(run.name, before):
                 return True
             if row := results_row(run, cells, changed):
                 cells.add(row)
@@ -208,6 +216,7 @@ def results_row(run: Run, cells: Cells, changed: DataChanged = None) -> dict | N
         path.mkdir(parents=True, exist_ok=True)
         (path / "error.txt").write_text(text)
         print(f"{run.name} failed: {error}", flush=True)
+        row["failed_at"] = datetime.datetime.now(datetime.UTC).isoformat()
         return row | {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -33,6 +33,7 @@ FUNCTIONS = {
     **RANDOM,
     **{f"number.{name}": function for name, function in NUMBERS.items()},
 }
+LONGEST = 100  # characters of a stranger's text in an error
 
 
 class Ref(NamedTuple):
@@ -91,8 +92,8 @@ def run(
             kwargs["draw"] = _drawing(key, number, node)
         try:
             values[node.name] = find_operator(node.operator)(*args, **kwargs)
-        except (TypeError, IndexError, NotImplementedError) as error:
-            reason = next(iter(str(error).splitlines()), "")
+        except (TypeError, IndexError, AttributeError, NotImplementedError) as error:
+            reason = next(iter(str(error).splitlines()), "")[: 2 * LONGEST]
             raise ValueError(
                 f"module must call operators with arguments that are known here, got "
                 f"aten.{node.operator}: {reason}"
@@ -169,6 +170,12 @@ def build_torch_model(
     Args:
       init: key -> variables.
     """
+    count = len(jax.tree.leaves(input_structs(input_shape)))
+    if {len(network.train.inputs), len(network.evaluate.inputs)} != {count}:
+        raise ValueError(
+            f"input_shape must have {len(network.train.inputs)} inputs, as the graph, "
+            f"got {input_shape}."
+        )
 
     def features(variables, x, train=False, key=None):
         graph = network.train if train else network.evaluate
@@ -289,7 +296,7 @@ def from_json(value: Mapping[str, Any]) -> Network:
     """The network of `to_json`.
 
     Raises:
-      ValueError: for anything else, or an operator that is unknown here.
+      ValueError: for anything else, or an operator or a value that is unknown here.
     """
     try:
         network = Network(
@@ -300,13 +307,16 @@ def from_json(value: Mapping[str, Any]) -> Network:
                 k: np.array(x["values"], x["dtype"]).reshape(x["shape"])
                 for k, x in value["constants"].items()
             },
-            state_dict=dict(value["state_dict"]),
+            state_dict=_texts(value["state_dict"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}"[:LONGEST].split())
         raise ValueError(
-            f"graph must be that of a PyTorch module, got one without {error}."
+            f"graph must be that of a PyTorch module, got another: {reason}."
         ) from error
     check_operators(network)
+    for graph in (network.train, network.evaluate):
+        _check_names(graph, network)
     return network
 
 
@@ -316,19 +326,46 @@ def _read_graph(value: Mapping[str, Any]) -> Graph:
         for name, operator, args, kwargs in value["nodes"]
     ]
     return Graph(
-        leaves=dict(value["leaves"]),
-        inputs=tuple(value["inputs"]),
+        leaves=_texts(value["leaves"]),
+        inputs=tuple(map(str, value["inputs"])),
         nodes=tuple(nodes),
-        output=value["output"],
-        updates=dict(value["updates"]),
+        output=str(value["output"]),
+        updates=_texts(value["updates"]),
     )
+
+
+def _texts(value: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(text) for key, text in value.items()}
+
+
+def _check_names(graph: Graph, network: Network) -> None:
+    """Raise ValueError for the first name that stands for nothing."""
+    leaves = network.shapes.keys() | network.constants.keys()
+
+    def check(names, known):
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    "graph must have a value for each name, got none for "
+                    f"{name[:LONGEST]!r}. The file is damaged or not of this library."
+                )
+
+    check(graph.leaves.values(), leaves)
+    known = {*graph.leaves, *graph.inputs}
+    for node in graph.nodes:
+        check(references([node.args, node.kwargs]), known)
+        known.add(node.name)
+    check([graph.output, *graph.updates.values()], known)
+    check(graph.updates, network.shapes)
+    check(network.state_dict.values(), leaves)
 
 
 def check_operators(network: Network) -> None:
     """Raise ValueError for the first operator that is unknown here."""
     for node in (*network.train.nodes, *network.evaluate.nodes):
         if not is_known(node.operator):
-            raise ValueError(f"graph must have known operators, got {node.operator}.")
+            operator = node.operator[:LONGEST]
+            raise ValueError(f"graph must have known operators, got {operator}.")
 
 
 def _to_value(x: Any) -> Any:
@@ -344,7 +381,7 @@ def _to_value(x: Any) -> Any:
 def _from_value(x: Any) -> Any:
     if isinstance(x, Mapping):
         if "ref" in x:
-            return Ref(x["ref"])
+            return Ref(str(x["ref"]))
         return {key: _from_value(one) for key, one in x["dict"].items()}
     if isinstance(x, list | tuple):
         return [_from_value(one) for one in x]

@@ -52,10 +52,9 @@ class Cells:
         """{cell: its row} of those that have ended."""
         return results.read(self.folder)
 
-    def is_ended(self, cell: str, *, is_again: bool = False) -> bool:
-        """Whether a cell has a row; with `is_again` one without an error."""
-        row = self.read().get(cell)
-        return row is not None and not (is_again and "error" in row)
+    def is_ended(self, cell: str, before: Mapping[str, Any] | None = None) -> bool:
+        """Whether a cell has a row, one other than `before`."""
+        return self.read().get(cell) not in (None, before)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add the row of a cell that has ended."""

@@ -126,6 +126,33 @@ def test_a_lost_device_ends_a_sweep_and_no_cell(tmp_path, monkeypatch):
     assert not (tmp_path / "s" / "results.jsonl").exists()
 
 
+def test_a_failed_cell_is_tried_again_once_by_all_processes(tmp_path, monkeypatch):
+    """Both have seen that it failed; the second comes when the first has tried."""
+    tried = []
+
+    def fails(*_, **__):
+        tried.append(0)
+        raise ValueError("it must not fail, got a fault.")
+
+    monkeypatch.setattr(sweeps, "run_experiment", fails)
+    config = write_config(tmp_path)
+    words = [f"--config={config}", f"--workdir={tmp_path / 's'}", "seed=[0]"]
+    assert main(["sweep", *words]) == 2 and len(tried) == 1
+    train_missing = sweeps.train_missing
+
+    def after_another(*args):
+        train_missing(*args)
+        train_missing(*args)
+
+    monkeypatch.setattr(sweeps, "train_missing", after_another)
+    assert main(["sweep", *words, "--retry_failed"]) == 2 and len(tried) == 2
+    train_run = sweeps.train_run  # the first ends between a look and the lease
+    monkeypatch.setattr(
+        sweeps, "train_run", lambda *args: [train_run(*args) for _ in "ab"][1]
+    )
+    assert main(["sweep", *words, "--retry_failed"]) == 2 and len(tried) == 3
+
+
 def test_a_slow_owner_does_not_renew_what_another_has_taken(place, monkeypatch):
     monkeypatch.setattr(leases, "BEAT_EVERY", 0.01)
     with Leases(place).taken("a"):
@@ -224,7 +251,8 @@ def test_a_sweep_in_a_bucket_is_that_of_a_folder(tmp_path, monkeypatch, capsys):
     fs = fsspec.filesystem("memory")
     lines = fs.cat_file(f"{url}/results.jsonl").decode().splitlines()
     wanted = (tmp_path / "local" / "results.jsonl").read_text().splitlines()
-    of = lambda text: {k: x for k, x in json.loads(text).items() if k != "seconds"}
+    times = {"seconds", "failed_at"}
+    of = lambda text: {k: x for k, x in json.loads(text).items() if k not in times}
     assert sorted(map(str, map(of, lines))) == sorted(map(str, map(of, wanted)))
     errors = [json.loads(line).get("error", "") for line in lines]
     assert len(lines) == 3 and sum("at least 0" in error for error in errors) == 1

@@ -507,6 +507,7 @@ class Meeting:
         self._barrier = threading.Barrier(count, timeout=30)
 
     def put(self, name, data):
+        assert " " not in name
         self.objects[name] = data
 
     def get(self, name, spans):
@@ -623,3 +624,30 @@ def test_a_process_reads_only_the_rows_that_it_needs_of_other_processes(
     monkeypatch.setattr(meeting, "get", bad)
     with pytest.raises(OSError, match="came to .* with other bytes"):
         at_one(stores, lambda x: x.gather(clients[where == stores.index(x)], readers))
+
+
+@pytest.mark.parametrize("own", [0, 3])
+def test_bytes_between_processes_do_not_grow_with_the_cohort(
+    own, tmp_path, monkeypatch
+):
+    """Two clients change places, `own` of each process stay and are sent nowhere."""
+    meeting, sent = Meeting(2), []
+    monkeypatch.setattr(meshes, "host_barrier", lambda name: meeting.wait(name))
+    put = meeting.put
+    monkeypatch.setattr(
+        meeting, "put", lambda name, data: (sent.append(len(data)), put(name, data))
+    )
+    stores = sharers(tmp_path, meeting, 2)
+    ids = np.arange(2 * own + 2)
+    owners = np.arange(len(ids)) % 2
+    heads = {"head": np.ones((own + 1, 3, 2), np.float32)}
+    for i, store in enumerate(stores):
+        mine = owners == i
+        store.scatter(ids[mine], heads, 0, ids[~mine], owners[~mine])
+    where = np.where(ids < 2, 1 - owners, owners)
+    readers = Readers("round 1", ids, where)
+    found = at_one(stores, lambda x: x.gather(ids[where == stores.index(x)], readers))
+    assert all((tree["head"] == 1).all() and not new.any() for tree, new in found)
+    row = 3 * 2 * 4 + SUM_BYTES
+    assert sent == meeting.passed == [row, row]
+    assert len({stores[0].readers(ids, where).name for _ in range(3)}) == 3

@@ -92,14 +92,53 @@ def test_a_strange_graph_is_refused(net):
     _, graph, _, _ = net
     nodes = [[*graph["train"]["nodes"][0]]]
     nodes[0][1] = "system.default"
-    changed = {**graph, "train": {**graph["train"], "nodes": nodes}}
     with pytest.raises(ValueError, match="known operators, got system.default"):
-        from_json(changed)
+        from_json({**graph, "train": {**graph["train"], "nodes": nodes}})
     for numbers in ([7, 300_000_000], [[0], 10**10]):
         with pytest.raises(TypeError, match="are known here"):
             find_operator("number.mul" if numbers[0] == [0] else "number.pow")(*numbers)
     with pytest.raises(ValueError, match="graph must be that of a PyTorch module"):
         from_json({"train": graph["train"]})
+
+
+def changed(graph, *path, to):
+    """A copy of JSON with another value at a place."""
+    copy = json.loads(json.dumps(graph))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return copy
+
+
+def test_a_strange_graph_is_one_line(net):
+    _, graph, _, _ = net
+    leaf = next(iter(graph["train"]["leaves"]))
+    path = next(iter(graph["shapes"]))
+    fewer = {k: x for k, x in graph["shapes"].items() if k != path}
+    last = graph["evaluate"]["nodes"][-1][0]
+    swapped = graph["train"]["nodes"][::-1]
+    cases = [
+        (("train", "output"), "no" * 2000, "none for 'nono"),
+        (("evaluate", "output"), ["a"], "none for"),
+        (("train", "leaves", leaf), "params/no", "none for 'params/no'"),
+        (("shapes",), fewer, f"none for '{path}'"),
+        (("train", "nodes"), swapped, "none for"),
+        (("evaluate", "nodes", 0, 2, 0), {"ref": last}, f"none for '{last}'"),
+        (("train", "nodes", 0, 2, 0), {"ref": ["a"]}, "none for"),
+        (("train", "updates"), {"batch_stats/no": last}, "none for"),
+        (("state_dict",), {"a": "params/no"}, "none for 'params/no'"),
+        (("train", "nodes", 0), ["no" * 2000] * 3, "of a PyTorch module"),
+        (("shapes", path), ["no" * 2000], "of a PyTorch module"),
+        (("train", "nodes", 0, 1), "no" * 2000, "known operators"),
+        (("train", "inputs"), [], "none for"),
+    ]
+    for place, value, rule in cases:
+        with pytest.raises(ValueError, match=rule) as info:
+            from_json(changed(graph, *place, to=value))
+        assert len(str(info.value)) < 300 and "\n" not in str(info.value), place
+    with pytest.raises(ValueError, match="input_shape must have 1 inputs"):
+        MODELS["torch"]({"a": (4,), "b": (4,)}, graph=graph)
 
 
 def test_the_stored_config_of_a_run_names_no_code(tmp_path):

@@ -173,6 +173,19 @@ class Layers(nn.Module):
         return torch.cat(pooled, 1)
 
 
+class DilatedPools(nn.Module):
+    """Maxima of windows with gaps, of values many of which are equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.first = nn.MaxPool2d(3, 1, 1, dilation=2)
+        self.second = nn.MaxPool2d((2, 3), 2, (1, 0), dilation=(1, 3), ceil_mode=True)
+
+    def forward(self, x):
+        return self.second(self.first(F.relu(self.conv(x)))).flatten(1)
+
+
 class Functions(nn.Module):
     """Shapes, products and functions of numbers."""
 
@@ -226,6 +239,7 @@ CASES = {
     "frozen": (FrozenNorms, (24, 24, 3), True),
     "vit": (Vit, (32, 32, 3), True),
     "layers": (Layers, (16, 12, 3), True),
+    "dilated_pools": (DilatedPools, (14, 13, 3), True),
     "spread": (Spread, (8, 7, 3), True),
     "functions_training": (Functions, (48,), True),
     "functions": (Functions, (48,), False),

@@ -1,11 +1,12 @@
 """Pooling and resizing of tensors [B, C, *space]."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedfr_jax.convolutions.pooling import max_pooling
 from fedfr_jax.models.aten.tensors import (
     channels_last,
     each,
@@ -22,18 +23,20 @@ class Windows(NamedTuple):
     pads: list[tuple[int, int]]
     dilation: list[int]
 
+    def all_axes(self) -> dict[str, Any]:
+        """Arguments of `lax.reduce_window` over [B, *space, C]."""
+        around = lambda values, edge: (edge, *values, edge)
+        return {
+            "window_dimensions": around(self.size, 1),
+            "window_strides": around(self.stride, 1),
+            "padding": around(self.pads, (0, 0)),
+            "window_dilation": around(self.dilation, 1),
+        }
+
     def reduce(self, x, start, function):
         """Reduce each window of x [B, *space, C]."""
-        around = lambda values, edge: (edge, *values, edge)
-        return lax.reduce_window(
-            x,
-            np.asarray(start, x.dtype),
-            function,
-            around(self.size, 1),
-            around(self.stride, 1),
-            around(self.pads, (0, 0)),
-            window_dilation=around(self.dilation, 1),
-        )
+        start = np.asarray(start, x.dtype)
+        return lax.reduce_window(x, start, function, **self.all_axes())
 
 
 def _windows(space, size, stride, padding, dilation, ceil_mode) -> Windows:
@@ -57,7 +60,10 @@ def max_pool(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False
     x = channels_last(x)
     space = x.shape[1:-1]
     windows = _windows(space, kernel_size, stride, padding, dilation, ceil_mode)
-    return from_channels_last(windows.reduce(x, -np.inf, lax.max))
+    y = None
+    if max(windows.dilation) > 1:  # reduce_window has no derivative then
+        y = max_pooling(x, **windows.all_axes())
+    return from_channels_last(windows.reduce(x, -np.inf, lax.max) if y is None else y)
 
 
 def avg_pool(
