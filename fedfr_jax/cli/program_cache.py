@@ -12,7 +12,9 @@ import platform
 from collections.abc import MutableMapping
 
 MAX_BYTES = 4 * 2**30  # of all programs: the oldest are deleted
-FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's variable; empty: nothing is cached
+# JAX's variables. An empty folder: nothing is cached.
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -25,6 +27,7 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         remove_oldest(folder, MAX_BYTES)
         environment[FOLDER] = str(folder)
+        environment.setdefault(SHORTEST, "0")  # the many small ones take long together
 
 
 def remove_oldest(folder: pathlib.Path, max_bytes: int) -> None:

@@ -10,6 +10,11 @@ def test_programs_are_kept_in_the_users_cache_folder_unless_told_elsewhere(tmp_p
     program_cache.keep_programs(environment)
     (kept,) = (tmp_path / "fedfr_jax").iterdir()
     assert environment["JAX_COMPILATION_CACHE_DIR"] == str(kept)
+    shortest = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    assert environment[shortest] == "0"
+    set_before = {"XDG_CACHE_HOME": str(tmp_path), shortest: "2"}
+    program_cache.keep_programs(set_before)
+    assert set_before[shortest] == "2"
     for elsewhere in ("", "/elsewhere"):
         given = {**environment, "JAX_COMPILATION_CACHE_DIR": elsewhere}
         program_cache.keep_programs(given)
