@@ -6,7 +6,9 @@ fedfr train --config=configs/bigface/paper.py --workdir=runs/bigface/r240
 `:r1200` is the R1.2K, `:scratch` the student without its teacher. Needs WebFace42M as
 arcface_torch packs it (train.rec, train.idx, property) under $FEDFR_DATA; streamed.
 Not run: written for 32 devices (8,192 images a step; the authors had 32 to 64 V100).
-`fedfr plan --config=bigface/paper --num_devices=32` says what a step needs.
+`fedfr plan --config=bigface/paper --num_devices=32` says what a step needs; R1.2K with
+256 images takes 23 GiB of an H200 (docs/explanation/accelerators.md). Devices of 32 GB
+have to take --config.pretrain.gradient_accumulation_steps=4.
 
 From the slides: LARS, rate 0.01 for 256 images and linear scaling, 256 images a rank,
 weight decay 5e-4, 30 epochs, CosFace (s = 64, m = 0.4), masks on 0.35 of the images,
@@ -54,12 +56,12 @@ def get_config(network="student"):
         "augment": (
             {"name": "face_mask", "probability": 0.35, "fixed_per_image": True},
         ),
-        "gradient_accumulation_steps": 4,
         "class_parallel": True,
         "class_chunk_size": 4096,
         "class_dtype": "bfloat16",
         "reduce_dtype": "bfloat16",
-        "sharding": (("kernel", "zero1"),),
+        "gather_dtype": "bfloat16",
+        "sharding": (("kernel", "zero2"),),
     }
     if network == "student":
         teacher = {"weights": "runs/bigface/r600", "model": iresnet(DATA["teacher"])}

@@ -230,13 +230,22 @@ PROGRAMS |= {
 }
 
 
-def r1200(classes: int, rule: str, device: str, depth: int = 1200) -> Program:
-    """BigFace's R1.2K, 64 images a device, all its leaves cut as the rule says."""
-    batch = 64 * (128 if device == POD else 8)
+def r1200(
+    classes: int,
+    rule: str,
+    device: str,
+    *changes: str,
+    depth: int = 1200,
+    images: int = 64,
+    how: str = "",
+) -> Program:
+    """BigFace's R1.2K, so many images a device, all its leaves cut as the rule says."""
+    batch = images * (128 if device == POD else 8)
     cut = f"--config.pretrain.sharding=((r'.', {rule!r}),)"
-    words = central(depth, classes, batch, "--config.model.remat=true", cut)
+    words = central(depth, classes, batch, "--config.model.remat=true", cut, *changes)
     name = {1200: "R1.2K"}.get(depth, f"R{depth}")
-    about = f"BigFace: {name}, {classes:,} classes cut, {rule}, 64 images a device"
+    about = f"BigFace: {name}, {classes:,} classes cut, {rule}{how}, {images} images"
+    about += " a device"
     # zero3 gathers each of the 598 blocks for both passes, and scatters its gradient.
     step = 3 * 598 if rule == "zero3" else 21
     most = {"whole": step + 8, "step": step}
@@ -247,6 +256,15 @@ PROGRAMS |= {
     "r1200_2m_zero1_h200": r1200(2_059_906, "zero1", "h200:1x1x8"),
     "r50_2m_zero1_h200": r1200(2_059_906, "zero1", "h200:1x1x8", depth=50),
     "r1200_2m_zero2_h200": r1200(2_059_906, "zero2", "h200:1x1x8"),
+    "r1200_2m_zero2_256_h200": r1200(2_059_906, "zero2", "h200:1x1x8", images=256),
+    "r1200_2m_recipe_h200": r1200(
+        2_059_906,
+        "zero2",
+        "h200:1x1x8",
+        "--config.pretrain.gather_dtype=bfloat16",
+        images=256,
+        how=" gathered in bfloat16",
+    ),
     "r1200_2m_zero3_h200": r1200(2_059_906, "zero3", "h200:1x1x8"),
     "r1200_10m_zero1_h200": r1200(10_000_000, "zero1", "h200:1x1x8"),
     "r1200_2m_zero1_v5p": r1200(2_059_906, "zero1", POD),

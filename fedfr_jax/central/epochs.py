@@ -145,7 +145,7 @@ def _start(variables, optimizer, mesh, step_sharding):
 def state_shapes(variables, optimizer, mesh, step_sharding) -> State:
     """ShapeDtypeStructs of the initial state, with shardings."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
-    layout = leaf_sharding(step_sharding.rules, shapes["params"], mesh)
+    layout = leaf_sharding(step_sharding, shapes["params"], mesh)
     opt_state = jax.eval_shape(optimizer.init, shapes["params"])
     state = State(
         {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}, opt_state

@@ -73,6 +73,9 @@ class Training(NamedTuple):
     sharding: tuple[tuple[Pattern, Rule], ...] = ()
     # Of gradients while devices add them up
     reduce_dtype: Literal["bfloat16"] | None = None
+    # Of parameters with the rules zero2 and zero3 while devices gather them, for
+    # networks that compute in it. The optimizer moves float32, each device its part.
+    gather_dtype: Literal["bfloat16"] | None = None
     class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
     # Classes whose logits exist at once on a device; 0: all
     class_chunk_size: Whole = 0
@@ -200,6 +203,7 @@ def build_step_sharding(
         rules=(*class_rule, *settings.sharding),
         micro_batches=settings.gradient_accumulation_steps,
         reduce_dtype=settings.reduce_dtype,
+        gather_dtype=settings.gather_dtype,
         num_classes=len(names),
     )
 
@@ -220,6 +224,12 @@ def check_training(settings: Training, where: str, num_rows: int, mesh: Mesh) ->
             f"{where}.batch_size must be a multiple of {parts} (devices x "
             f"micro-batches), got {settings.batch_size}."
         )
+    rules = [rule for _, rule in settings.sharding]
+    if settings.gather_dtype and not {"zero2", "zero3"} & {*rules}:
+        raise ValueError(
+            f"{where}.gather_dtype needs {where}.sharding with the rule zero2 or "
+            f"zero3, got {settings.gather_dtype!r} with {rules}."
+        )
     _check_class_parallel(settings, where)
     with naming(where):
         group_size(settings.sync_batch_norm, count)
@@ -239,15 +249,17 @@ def check_patterns(
       params_of: () -> parameters, arrays or shape structs; not called without patterns.
       classes: as of `build_step_sharding`.
     """
-    rules = build_step_sharding(settings, classes).rules
-    if not (rules or settings.learning_rate_multipliers or settings.frozen):
+    step_sharding = build_step_sharding(settings, classes)
+    if not (
+        step_sharding.rules or settings.learning_rate_multipliers or settings.frozen
+    ):
         return
     params = params_of()
     for pattern in settings.learning_rate_multipliers or {}:
         with naming(f"{where}.learning_rate_multipliers"):
             trees.matching(pattern)(params)
     with naming(f"{where}.sharding"):
-        leaf_sharding(rules, params, build_mesh(settings, mesh))
+        leaf_sharding(step_sharding, params, build_mesh(settings, mesh))
     if settings.frozen:
         with naming(f"{where}.frozen"):
             trees.freeze(optax.identity(), settings.frozen).init(params)

@@ -57,6 +57,9 @@ class StepSharding(NamedTuple):
     rules: tuple[tuple[str, str], ...] = ()  # pairs, see above
     micro_batches: int = 1  # parts of a device's batch, one after another
     reduce_dtype: str | None = None  # gradients are summed over devices in; None: own
+    # Parameters with the rules zero2 and zero3 are gathered in; None: own. Those with
+    # zero2 are then stored sharded, as the gathered copy is not what is updated.
+    gather_dtype: str | None = None
     num_classes: int = 0  # of the table with the rule CLASSES, without its padding
     class_rate: float = 1.0  # share of the classes whose rows take part
 
@@ -66,6 +69,7 @@ class LeafSharding(NamedTuple):
 
     rule: PyTree  # of str
     cut: PyTree  # of P: where the rule cuts the leaf, P() for one that cannot be cut
+    stored: tuple[str, ...]  # rules whose leaves are sharded between steps
 
     @property
     def is_table(self) -> PyTree:
@@ -86,7 +90,7 @@ class LeafSharding(NamedTuple):
     @property
     def params(self) -> PyTree:
         """PartitionSpecs of the parameters between steps."""
-        return self.specs(("zero3", CLASSES))
+        return self.specs(self.stored)
 
     @property
     def grads(self) -> PyTree:
@@ -100,9 +104,10 @@ class LeafSharding(NamedTuple):
 
 
 def leaf_sharding(
-    rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh
+    step_sharding: StepSharding, params: PyTree, mesh: Mesh
 ) -> LeafSharding:
     """Apply the rules to parameters (arrays or ShapeDtypeStructs)."""
+    rules = step_sharding.rules
     masks = [trees.matching(pattern)(params) for pattern, _ in rules]
     names = [rule for _, rule in rules]
 
@@ -114,7 +119,9 @@ def leaf_sharding(
         return _shard_spec(mesh, rule, x, is_stacked)
 
     rule = jax.tree.map(first_rule, params, *masks)
-    return LeafSharding(rule, jax.tree.map(spec, rule, params, are_stacked(params)))
+    cut = jax.tree.map(spec, rule, params, are_stacked(params))
+    is_copied = step_sharding.gather_dtype is not None
+    return LeafSharding(rule, cut, ("zero2",) * is_copied + ("zero3", CLASSES))
 
 
 def _shard_spec(mesh, rule, x, is_stacked):
@@ -158,24 +165,52 @@ def constrain(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
     )
 
 
-def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
-    """All-gather the leaves with rule zero3, on one device of a shard_map.
+def gather_copies(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
+    """All-gather the leaves with rule zero2 in `dtype`, on one device of a shard_map.
 
-    Stacked leaves become a `StackedPath`, of which the network gathers one block at a
-    time. The gradient of a gathered leaf is summed over the devices and sharded.
+    None: they are whole already, and nothing is gathered.
     """
+    if dtype is None:
+        return params
 
-    def gather_leaf(x, rule, cut, is_stacked):
+    def gather_leaf(x, rule, cut):
         axis = _axis(cut)
-        if rule != "zero3" or axis is None:
+        if rule != "zero2" or axis is None:
             return x
-        if is_stacked:
-            return StackedPath(x, _gather(axis - 1, dtype))
-        return _gather(axis, dtype)(x)
+        return _all_gather(x, axis, dtype)
+
+    return jax.tree.map(gather_leaf, params, layout.rule, layout.cut)
+
+
+def unshard(
+    params: PyTree, layout: LeafSharding, step_sharding: StepSharding
+) -> PyTree:
+    """Parameters as the network reads them, on one device of a shard_map.
+
+    Leaves with rule zero3 are all-gathered, and the gradient of a gathered leaf is
+    summed over the devices and sharded. Copies of `gather_copies` get the dtype of
+    sums. Stacked leaves of both become a `StackedPath`, so that the network makes one
+    block at a time.
+    """
+    gather_dtype, reduce_dtype = step_sharding.gather_dtype, step_sharding.reduce_dtype
+
+    def unshard_leaf(x, rule, cut, is_stacked):
+        axis = _axis(cut)
+        if axis is not None and rule == "zero3":
+            select = _gather(axis - is_stacked, gather_dtype, reduce_dtype)
+        elif axis is not None and rule == "zero2" and gather_dtype is not None:
+            select = _widen
+        else:
+            return x
+        return StackedPath(x, select) if is_stacked else select(x)
 
     return jax.tree.map(
-        gather_leaf, params, layout.rule, layout.cut, are_stacked(params)
+        unshard_leaf, params, layout.rule, layout.cut, are_stacked(params)
     )
+
+
+def _widen(x):
+    return x.astype(trees.sum_dtype(x.dtype))
 
 
 def reduce_gradients(
@@ -206,16 +241,22 @@ def _scatter(x, axis):
     return jax.lax.psum_scatter(x, meshes.CLIENTS, scatter_dimension=axis, tiled=True)
 
 
+def _all_gather(x, axis, dtype):
+    """All-gather along an axis in `dtype` (None: its own)."""
+    narrow = x if dtype is None else x.astype(dtype)
+    return jax.lax.all_gather(narrow, meshes.CLIENTS, axis=axis, tiled=True)
+
+
 @functools.cache  # so that every trace has the same function
-def _gather(axis: int, dtype: str | None) -> Callable:
-    """All-gather of a leaf, whose gradient is summed in `dtype` (None: its own)."""
+def _gather(axis: int, gather_dtype: str | None, reduce_dtype: str | None) -> Callable:
+    """All-gather of a leaf; it and the sum of its gradient in dtypes (None: own)."""
 
     @jax.custom_vjp
     def gather(x):
-        return jax.lax.all_gather(x, meshes.CLIENTS, axis=axis, tiled=True)
+        return _all_gather(x, axis, gather_dtype).astype(x.dtype)
 
     def backward(_, dy):
-        narrow = dy if dtype is None else dy.astype(dtype)
+        narrow = dy if reduce_dtype is None else dy.astype(reduce_dtype)
         return (_scatter(narrow, axis).astype(dy.dtype),)
 
     gather.defvjp(lambda x: (gather(x), None), backward)

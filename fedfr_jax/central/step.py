@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.central import sharding
 from fedfr_jax.central.batches import TO_SHARD
@@ -54,7 +55,8 @@ def accumulate_gradients(
         (loss, (stats, metrics)), grads = gradient(params, stats, batch, part_key)
         return (jax.tree.map(jnp.add, sums, grads), stats), {"loss": loss, **metrics}
 
-    start = jax.tree.map(jnp.zeros_like, params), stats
+    zeros = lambda x: jnp.zeros(x.shape, trees.sum_dtype(x.dtype))
+    start = jax.tree.map(zeros, params), stats
     parts = jnp.arange(count, dtype=jnp.int32), _micro_batches(batch, count)
     (sums, stats), metrics = jax.lax.scan(add_part, start, parts)
     grads = jax.tree.map(lambda x: x / count, sums)
@@ -94,7 +96,7 @@ def build_step(
     """
 
     def step(state: State, batch, key):
-        layout = leaf_sharding(step_sharding.rules, state.variables["params"], mesh)
+        layout = leaf_sharding(step_sharding, state.variables["params"], mesh)
         whole = state.variables["params"], state.opt_state
         is_table = (
             layout.is_table,
@@ -153,13 +155,19 @@ def mean_gradients(
             )
 
         def loss_of(params, stats, batch, key):
-            params = sharding.unshard(params, layout, dtype)
+            params = sharding.unshard(params, layout, step_sharding)
             network = {**variables, "params": params, "batch_stats": stats}
             return loss_fn(network, batch, key, **loss_args)
 
+        def gradient(*arguments):
+            loss, grads = jax.value_and_grad(loss_of, has_aux=True)(*arguments)
+            return loss, jax.tree.map(lambda dx, x: dx.astype(x.dtype), grads, own)
+
+        own = variables["params"]
+        copies = sharding.gather_copies(own, layout, step_sharding.gather_dtype)
         grads, stats, metrics = accumulate_gradients(
-            jax.value_and_grad(loss_of, has_aux=True),
-            variables,
+            gradient,
+            {**variables, "params": copies},
             batch,
             key,
             step_sharding.micro_batches,

@@ -218,7 +218,7 @@ def _central_parts(
     variables, opt_state = state
     params = variables["params"]
     sharding = build_step_sharding(trainer.settings, trainer.sharded_classes)
-    layout = leaf_sharding(sharding.rules, params, mesh).grads
+    layout = leaf_sharding(sharding, params, mesh).grads
     weights, class_weights = _split(params)
     moments, class_moments = _split(opt_state)
     grads = meshes.shapes_at(params, shardings(mesh, layout))

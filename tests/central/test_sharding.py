@@ -206,41 +206,87 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
     assert np.isfinite(without_padding(state)["phi"]).all()
 
 
-def of_blocks(rule, remat):
+def of_blocks(rule, remat, dtype=None, **options):
     """(lowered step of a network of equal blocks, its arguments)."""
-    model = iresnet((4, 4, 3), blocks=(5,), widths=(32,), embedding_dim=8, remat=remat)
+    model = iresnet(
+        (4, 4, 3), blocks=(5,), widths=(32,), embedding_dim=8, remat=remat, dtype=dtype
+    )
 
     def loss(variables, batch, key):
         del key
         output, stats = model.apply(variables, batch.images, True)
         return jnp.mean(output[:, 0] * batch.labels), (stats, {})
 
-    step_sharding, mesh = StepSharding((("kernel", rule),)), make_mesh(8)
-    optimizer = optax.sgd(0.1)
+    step_sharding = StepSharding((("kernel", rule),), **options)
+    mesh, optimizer = make_mesh(8), optax.sgd(0.1)
     start = model.init(jax.random.key(0))
     specs = state_shapes(start, optimizer, mesh, step_sharding)
     at = jax.tree.map(lambda x: x.sharding, specs)
     state = jax.device_put(State(start, optimizer.init(start["params"])), at)
-    images = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(BATCH, 4, 4, 3)).astype(np.float32)
     batch = batch_of(
-        Dataset.from_arrays(images, np.arange(16.0, dtype="float32")), mesh
+        Dataset.from_arrays(images, np.arange(BATCH, dtype="float32")), mesh
     )
-    return build_step(loss, optimizer, mesh, step_sharding), (state, batch)
+    step = build_step(loss, optimizer, mesh, step_sharding)
+    run = jax.jit(lambda state, batch: step(state, batch, KEY)[0])
+    return run.lower(state, batch), (state, batch)
 
 
 @pytest.mark.parametrize("remat", [True, False])
 def test_zero_3_gathers_a_block_where_it_runs_if_blocks_are_computed_again(remat):
     ends, texts = {}, {}
     for rule in ("whole", "zero3"):
-        step, arguments = of_blocks(rule, remat)
-        run = jax.jit(lambda state, batch, step=step: step(state, batch, KEY)[0])
-        program = run.lower(*arguments)
+        program, arguments = of_blocks(rule, remat)
         ends[rule] = jax.device_get(program.compile()(*arguments))
         texts[rule] = program.as_text()
     close(ends["zero3"].variables, ends["whole"].variables, 1e-4)
     found = re.findall(r"all_gather.*?-> tensor<(.*?)>", texts["zero3"], re.DOTALL)
     assert "3x3x32x32xf32" in found  # of the first block in any case
     assert ("4x3x3x32x32xf32" in found) != remat
+
+
+def dtypes_gathered(program):
+    """Dtypes of kernels that are all-gathered in a lowered program.
+
+    XLA:CPU moves no bfloat16 between devices, so that a compiled one does not say it.
+    """
+    found = re.findall(
+        r"all_gather.*?-> tensor<([\dx]+)x(\w+)>", program.as_text(), re.DOTALL
+    )
+    return {dtype for shape, dtype in found if shape.endswith("3x3x32x32")}
+
+
+@pytest.mark.parametrize("rule", ["zero2", "zero3"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gathers_in_bfloat16_change_nothing_of_a_network_in_bfloat16(
+    rule, micro_batches
+):
+    settings = {"dtype": "bfloat16", "micro_batches": micro_batches}
+    whole, arguments = of_blocks("whole", True, **settings)
+    cut, cut_arguments = of_blocks(rule, True, gather_dtype="bfloat16", **settings)
+    assert dtypes_gathered(cut) == {"bf16"}
+    start = arguments[0].variables["params"]
+    expected = whole.compile()(*arguments).variables["params"]
+    params = cut.compile()(*cut_arguments).variables["params"]
+    kernel = params["stage1"]["block[2:6]"]["conv1"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 8 == kernel.size
+
+    def equal_steps(start, end, expected):
+        step = expected - start
+        atol = 1e-5 * np.abs(step).max()
+        np.testing.assert_allclose(end - start, step, rtol=1e-5, atol=atol)
+
+    jax.tree.map(equal_steps, *map(jax.device_get, (start, params, expected)))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_gathers_stay_in_float32_unless_another_dtype_is_asked_for(dtype):
+    program, (state, _) = of_blocks("zero3", True, dtype=dtype)
+    assert dtypes_gathered(program) == {"f32"}
+    program, (state, _) = of_blocks("zero2", True, dtype=dtype)
+    assert dtypes_gathered(program) == set()  # the whole is kept, in float32
+    kernel = state.variables["params"]["stage1"]["block[2:6]"]["conv1"]["kernel"]
+    assert kernel.is_fully_replicated and kernel.dtype == jnp.float32
 
 
 def test_frozen_leaves_keep_their_bits_where_classes_are_sharded(tmp_path):

@@ -300,6 +300,10 @@ BUILT = {
             {**CENTRAL, "sharding": (("nosuch", "zero3"),)},
             ".sharding: path pattern must match a leaf.*got 'nosuch'",
         ),
+        (
+            {**CENTRAL, "sharding": ((".", "zero1"),), "gather_dtype": "bfloat16"},
+            ".gather_dtype needs .*sharding with the rule zero2 or zero3, got 'bf",
+        ),
         ({**CENTRAL, "frozen": "no"}, ".frozen: path .*match a leaf"),
     ],
     "segmentation": [
