@@ -39,8 +39,6 @@ from fedfr_jax.federated.client import (
 from fedfr_jax.federated.schedule import Schedule
 from fedfr_jax.types import AnyArray, Dataset, Prepared, PyTree
 
-FEW_BATCHES = 16  # up to here a call of each costs less than to compile their number
-
 
 class RoundInputs(NamedTuple):
     """Inputs of a round in host memory, for A devices with w waves of L lanes."""
@@ -227,16 +225,12 @@ class DeviceData:
         return self.dataset
 
     def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
-        """`rows` [R], padded with row 0 to full batches per device.
-
-        Few batches are chunks of one each, so that any number of them is one program.
-        """
+        """`rows` [R] as one chunk, padded with row 0 to full batches per device."""
         whole = self.mesh.shape[meshes.CLIENTS] * batch_size
         rows = np.pad(rows, (0, -len(rows) % whole)).astype(np.int32)
-        size = whole if len(rows) <= FEW_BATCHES * whole else len(rows)
-        for start in range(0, max(len(rows), 1), size):
-            part, place = rows[start : start + size], meshes.over_clients(self.mesh)
-            yield SegmentData(self.dataset, meshes.put_global(part, place))
+        yield SegmentData(
+            self.dataset, meshes.put_global(rows, meshes.over_clients(self.mesh))
+        )
 
     def input_wait(self) -> float:
         """Seconds of waiting for input: 0."""

@@ -14,7 +14,6 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.inference import build_embed, build_sums, client_models
 from fedfr_jax.federated.simulation import open_store, start_simulation
-from fedfr_jax.federated.streaming import FEW_BATCHES
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset
 from tests.federated import toys
@@ -57,21 +56,6 @@ def test_the_forms_of_the_platform_are_used(build, monkeypatch):
         np.testing.assert_allclose(found[:NUMBER, 0], want, atol=1e-5)
     else:
         assert found == (want > 1).sum() > 0
-
-
-def test_few_batches_of_any_number_are_one_program_and_many_have_their_bits():
-    """On two devices: as of clients whose galleries are of different sizes."""
-    run, whole = build_embed(features, FEED, make_mesh(2)), 2 * BATCH
-    many = np.resize(ROWS, FEW_BATCHES * whole + 1)
-    with toys.compilations() as found:
-        expected = np.asarray(run(KERNEL, DATA, many))
-        sizes = [1, whole, whole + 1, 3 * whole - 1, FEW_BATCHES * whole]
-        for number in sizes:
-            values = np.asarray(run(KERNEL, DATA, many[:number]))
-            assert len(values) == -(-number // whole) * whole
-            np.testing.assert_array_equal(values[:number], expected[:number])
-    assert found.count("jit(device)") == 2
-    assert run(KERNEL, DATA, many[:0]).shape == (0, *expected.shape[1:])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfr"])
