@@ -6,10 +6,11 @@ argument of `jit`, wherever it is called: under vmap it has no axis of lanes, an
 neither carried by a loop nor returned.
 """
 
+import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,15 @@ _ALIVE: "weakref.WeakValueDictionary[int, Constant]" = weakref.WeakValueDictiona
 _ARGUMENTS: contextvars.ContextVar[Mapping[int, PyTree]] = contextvars.ContextVar(
     "arguments of the program that is traced", default=MappingProxyType({})
 )
+
+
+@contextlib.contextmanager
+def _values(constants: Mapping[int, PyTree]) -> Iterator[None]:
+    token = _ARGUMENTS.set({**_ARGUMENTS.get(), **constants})
+    try:
+        yield
+    finally:
+        _ARGUMENTS.reset(token)
 
 
 class Constant:
@@ -50,6 +60,10 @@ class Constant:
         if self.is_set:
             return self._arrays
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.shapes)
+
+    def bound(self, value: PyTree) -> contextlib.AbstractContextManager[None]:
+        """Context in which a function that is traced reads `value`."""
+        return _values({self._number: value})
 
     def set(self, arrays: PyTree) -> None:
         """Set the numbers of the programs that run from now on."""
@@ -80,11 +94,8 @@ class Jitted:
     def __init__(self, function: Callable, mesh: Mesh, placement: Callable, **options):
         @functools.wraps(function)  # the program has its name
         def run(constants, *arguments):
-            token = _ARGUMENTS.set({**_ARGUMENTS.get(), **constants})
-            try:
+            with _values(constants):
                 return function(*arguments)
-            finally:
-                _ARGUMENTS.reset(token)
 
         if "donate_argnums" in options:  # `constants` come first
             options["donate_argnums"] += 1

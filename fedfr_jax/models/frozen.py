@@ -12,6 +12,7 @@ import jax
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.constants import Constant
+from fedfr_jax.models.frozen_prefix import on_features
 from fedfr_jax.models.norm import FROZEN
 from fedfr_jax.ranges import Pattern
 from fedfr_jax.schema import checked
@@ -52,6 +53,7 @@ def with_frozen(model: Model, pattern: Pattern, variables: PyTree = None) -> Mod
     result = model.wrapped(_with_leaves(constant))._replace(
         init=lambda key: moving_variables(result, model.init(key)), frozen=constant
     )
+    result = on_features(result)
     if variables is not None:
         set_frozen(result, variables)
     return result
