@@ -131,10 +131,17 @@ def free_bytes(mesh: Mesh) -> int | None:
     stats = devices[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return local_min(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    if devices[0].platform != "cpu" or not MEMINFO.exists():
+    free = free_host_bytes()
+    if devices[0].platform != "cpu" or free is None:
         return local_min(None)
-    match = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    return local_min(match and int(match[1]) * 1024 // len(devices), is_shared=True)
+    return local_min(free // len(devices), is_shared=True)
+
+
+def free_host_bytes() -> int | None:
+    """Free memory of the machine in bytes; None if unknown."""
+    text = MEMINFO.read_text() if MEMINFO.exists() else ""
+    match = re.search(r"^MemAvailable: +(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def local_min(free: int | None, is_shared: bool = False) -> int | None:

@@ -656,6 +656,9 @@ class FederatedTrainer(NamedTuple):
     global_model: Callable[[PyTree], PyTree] | None
     apply_global: Callable  # (variables of `global_model`, images) -> output [B, D]
     final_adaptation: FinalAdaptation | None = None
+    # Of which `frozen` leaves are none of the algorithm's variables; None: of none
+    frozen_model: Model | None = None
+    features: str = "off"  # where those of frozen layers are kept
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
     accountant: Any = None  # of a private method, from its first round

@@ -35,6 +35,7 @@ from fedfr_jax.runs.central_stage import read_central, train_central, training_f
 from fedfr_jax.runs.checkpoint import check_end, checkpoint_numbers, stage_accountant
 from fedfr_jax.runs.costs import Evaluations, note_privacy, with_spent
 from fedfr_jax.runs.evaluation_record import with_prefix
+from fedfr_jax.runs.frozen_base import check_base, with_base, with_features
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle, StageState
 from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.runs.trackers import open_sinks
@@ -102,21 +103,30 @@ def start_stage(
     Args:
       is_read_only, options: as of `loop.resume`.
     """
-    dataset = place_examples(experiment.task.dataset, experiment.mesh)
-    sim = build_stage_simulation(experiment, trainer, dataset)
-    server = start_simulation(sim, trainer.init_variables(variables))
+    mesh, batching = experiment.mesh, experiment.batching
+    dataset = place_examples(experiment.task.dataset, mesh)
+    start = trainer.init_variables(variables)
+    if not is_read_only:
+        dataset, batching = with_features(trainer, dataset, batching, mesh, folder)
+    sim = build_stage_simulation(experiment, trainer, dataset, batching)
+    server = start_simulation(sim, start)
     state = loop.resume(sim, server, folder, is_read_only=is_read_only, **options)
+    check_base(trainer, folder, is_new=not state.first)
     return state._replace(sim=with_counted_work(state.sim, state.server))
 
 
 def build_stage_simulation(
-    experiment: Experiment, trainer: FederatedTrainer, dataset
+    experiment: Experiment, trainer: FederatedTrainer, dataset, batching=None
 ) -> Simulation:
-    """Build the simulation of a trainer on the experiment's clients."""
+    """Build the simulation of a trainer on the experiment's clients.
+
+    Args:
+      batching: of the data set; None is the experiment's.
+    """
     federation, population = experiment.federation, experiment.task.population
     return build_simulation(
         trainer.algorithm,
-        experiment.batching,
+        batching or experiment.batching,
         dataset,
         population,
         federation.rounds_of(trainer, population.num_clients, experiment.seed),
@@ -323,9 +333,8 @@ def trained_models(
     if trainer.global_model:
         variables = put_on_mesh(mesh, trainer.global_model(server))
     if jax.tree.leaves(store.template) or variables is None:
-        of_client, of_new = client_models(
-            trainer.algorithm, server, sim.key, store, mesh
-        )
+        models = client_models(trainer.algorithm, server, sim.key, store, mesh)
+        of_client, of_new = (with_base(trainer, mesh, x) for x in models)
     return TrainedModels(
         variables, trainer.apply_global, of_client, trainer.apply, of_new
     )

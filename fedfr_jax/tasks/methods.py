@@ -143,7 +143,7 @@ VARIANTS: dict[str, tuple[dict, str]] = {
         "Batch norms stay with clients (arXiv:2102.07623).",
     ),
     "fedbabu": (
-        {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
+        {"frozen": {"blocks": 1}},
         "The head keeps its initial values; fine-tuned afterwards (arXiv:2106.06042).",
     ),
     "fedatt": (
@@ -548,8 +548,12 @@ class Method(NamedTuple):
     personal: Pattern | Leaves | None = ""
     # Give a new client random personal leaves instead of the initial model's.
     init_per_client: bool = False
-    # As personal but for batch norms, of params that do not move
+    # As personal but for batch norms, of params that do not move: clients share them
+    # and send nothing of them. Batch norms among them are in evaluation.
     frozen: Pattern | Leaves = ""
+    # Where features of the frozen first layers are kept, computed once per example:
+    # device, host or disk; off: they run in every step; auto: where they fit.
+    features: Literal["auto", "off", "device", "host", "disk"] = "auto"
     # Epochs of the personal leaves alone at the start of a round, in addition to the
     # round's; with the algorithm fedavg.
     personal_epochs: Whole = 0

@@ -4,6 +4,7 @@ A method is federated, by any algorithm and perhaps with leaves that stay with c
 or central: one network on the training images of all clients together, as their bound.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.local import (
     by_block,
-    freeze_leaves,
     layer_wise,
     round_decay,
     step_decay,
@@ -40,6 +40,12 @@ from fedfr_jax.federated.privacy.mechanism import (
 )
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.systems.failures import num_trained
+from fedfr_jax.models.frozen import (
+    moving_variables,
+    set_frozen,
+    whole_variables,
+    with_frozen,
+)
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.experiment import Opened, Trainer
@@ -49,7 +55,6 @@ from fedfr_jax.tasks.methods import (
     Method,
     PrivacyConfig,
 )
-from fedfr_jax.trees import matching
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
@@ -144,16 +149,22 @@ def build_federated(
       ValueError: for what does not fit the network or the clients, such as a pattern
         that matches no leaf.
     """
+    frozen = select_blocks(facts.model, method.frozen, facts.prefix)
     with naming(where):
+        facts = with_frozen_leaves(facts, frozen) if frozen else facts
         algorithm = build_algorithm(method, facts, around)
+    whole = functools.partial(whole_variables, facts.model)
+    global_model = lambda server: whole(algorithm.global_model(server))
     num_sampled = facts.federation.cohort_size or facts.num_clients
     sampling = facts.federation.sampling
     return FederatedTrainer(
         algorithm=algorithm,
         init_variables=facts.start or (lambda variables: facts.initial()),
         apply=facts.apply,
-        global_model=algorithm.global_model if algorithm.has_global_model else None,
+        global_model=global_model if algorithm.has_global_model else None,
         apply_global=facts.apply,
+        frozen_model=facts.model if frozen else None,
+        features=method.features if frozen else "off",
         local_epochs=method.local_epochs,
         accountant=accountant_of(algorithm, sampling, facts.num_clients, num_sampled),
         count_flops=facts.model.count_flops,
@@ -237,13 +248,8 @@ def build_local(method: Method, loss: Callable, params: PyTree = None) -> LocalT
 def with_leaves(
     method: Method, make: Callable, local: LocalTraining, facts: Facts
 ) -> Algorithm:
-    """Build `make(local)` with a method's frozen and personal leaves, statistics and
-    aggregation.
-    """
+    """Build `make(local)` with a method's personal leaves, statistics, aggregation."""
     personal = select_leaves(facts.model, method.personal, facts.prefix)
-    if frozen := select_blocks(facts.model, method.frozen, facts.prefix):
-        matching(frozen)({"params": facts.shapes["params"]})
-        local = freeze_leaves(local, frozen)
     train: LocalTraining | Callable = local
     if method.personal_epochs:
         head = "|".join(f"(?:{part})" for part in (personal, facts.kept) if part)
@@ -261,6 +267,25 @@ def with_leaves(
     algorithm = with_aggregation(algorithm, *method.aggregation)
     draw = (facts.draw or facts.model.init) if method.init_per_client else None
     return with_personal_layers(algorithm, personal, init_per_client=draw)
+
+
+def with_frozen_leaves(facts: Facts, pattern: str) -> Facts:
+    """Facts of the network without its frozen leaves, which are set at the start."""
+    model = with_frozen(facts.model, pattern)
+    start = facts.start or (lambda variables: facts.initial())
+
+    def begin(variables):
+        whole = start(variables)
+        set_frozen(model, whole)
+        return moving_variables(model, whole)
+
+    of_network = lambda x: model if x is facts.model else x
+    return facts._replace(
+        model=model,
+        start=begin,
+        shapes=jax.eval_shape(model.init, jax.random.key(0)),
+        offers={name: of_network(x) for name, x in facts.offers.items()},
+    )
 
 
 def select_leaves(

@@ -8,7 +8,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import batch_norms
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.local import freeze_leaves, sgd
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -16,6 +16,11 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.frozen import (
+    moving_variables,
+    whole_variables,
+    with_frozen,
+)
 from fedfr_jax.models.heads import with_projection
 from fedfr_jax.tasks.classification import cross_entropy
 from fedfr_jax.tasks.methods import Leaves, with_contrastive_loss
@@ -59,7 +64,11 @@ def test_lg_fedavg_keeps_what_fedper_sends():
 def test_frozen_params_stay_under_decay_and_momentum():
     local = LocalTraining(cross_entropy(MLP), sgd(momentum=0.9, weight_decay=0.1), 0.1)
     before = MLP.init(jax.random.key(0))
-    after = steps_of(freeze_leaves(local, "params/classifier"), before)
+    model = with_frozen(MLP, "params/classifier", before)
+    part = steps_of(
+        local._replace(loss=cross_entropy(model)), moving_variables(model, before)
+    )
+    after = whole_variables(model, part)
     free = steps_of(local, before)
     still, moved = after["params"]["classifier"], after["params"]["fc"]["kernel"]
     jax.tree.map(np.testing.assert_array_equal, still, before["params"]["classifier"])

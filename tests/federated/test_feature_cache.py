@@ -1,0 +1,126 @@
+"""Rounds on features of a frozen prefix, against rounds on images."""
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedfr_jax as ff
+from fedfr_jax.data.augment import horizontal_flip, pad_and_crop
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.federated import feature_cache
+from fedfr_jax.federated.feature_cache import keep_features
+from fedfr_jax.models import MODELS
+from fedfr_jax.tasks.classification import cross_entropy
+
+SIDE, NUM_CLIENTS, EACH = (8, 8, 3), 4, 6
+NETWORK = MODELS["resnet"](SIDE, num_classes=3, depth=18, widths=(4, 4, 8, 8))
+VARIABLES = NETWORK.init(jax.random.key(0))
+PATTERN = "params/(?!stage4|fc)"
+FLIP = Batching(2, horizontal_flip())
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_CLIENTS * EACH, *SIDE)).astype(np.float32)
+    return ff.FederatedDataset.from_client_ids(
+        x, np.arange(len(x)) % 3, np.arange(len(x)) // EACH
+    )
+
+
+def play(model, table, batching, mesh):
+    local = ff.LocalTraining(cross_entropy(model), optax.sgd, 0.1)
+    clients = data()._replace(dataset=table)
+    variables = ff.moving_variables(model, VARIABLES)
+    options = {"mesh": mesh, "clients_per_device": 2}
+    run = ff.init(
+        ff.fedavg(local), clients, variables, batching=batching, batch_size=2, **options
+    )
+    run, metrics = ff.run_rounds(run, 2)
+    return run.variables, metrics[1]["loss"]
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+@pytest.mark.parametrize("batching", [Batching(2), FLIP])
+def test_rounds_of_features_are_those_of_images(place, batching, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, mesh = ff.with_frozen(NETWORK, PATTERN, VARIABLES), ff.make_mesh(2)
+    kept = keep_features(model, data().dataset, batching, mesh, place)
+    assert isinstance(kept.table, Stream) == (place != "device")
+    assert place in kept.text
+    found = play(model, kept.table, kept.batching, mesh)
+    expected = play(model, data().dataset, batching, mesh)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_is_read_again_and_not_for_another_base_or_other_images(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, mesh = ff.with_frozen(NETWORK, PATTERN, VARIABLES), ff.make_mesh(1)
+
+    def kept(images):
+        table = ff.FederatedDataset.from_client_ids(
+            images, np.zeros(len(images), int), np.zeros(len(images), int)
+        ).dataset
+        read = keep_features(model, table, Batching(2), mesh, "disk").table
+        return read.read(np.arange(len(images)))["features"]
+
+    images = data().dataset.images
+    first = kept(images)
+    (file,) = tmp_path.rglob("*.npy")
+    written = file.stat().st_mtime_ns
+    np.testing.assert_array_equal(kept(images), first)
+    assert file.stat().st_mtime_ns == written
+    assert np.abs(kept(images[::-1]) - first).max() > 1e-3  # the file was of others
+    file.write_bytes(file.read_bytes()[:100])
+    np.testing.assert_array_equal(kept(images), first)
+    other = jax.tree.map(lambda x: 1.1 * x, VARIABLES)
+    model = ff.with_frozen(NETWORK, PATTERN, other)
+    assert np.abs(kept(images) - first).max() > 1e-3
+    assert len([*tmp_path.rglob("*.npy")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "batching", "words"),
+    [
+        (PATTERN, Batching(2, pad_and_crop(padding=1)), "views that cannot be counted"),
+        ("params/fc", Batching(2), "the first layer is trained"),
+    ],
+)
+def test_what_cannot_be_kept_is_said_or_refused(model, batching, words):
+    model, mesh = ff.with_frozen(NETWORK, model, VARIABLES), ff.make_mesh(1)
+    table = data().dataset
+    kept = keep_features(model, table, batching, mesh, "auto")
+    assert kept.table is table
+    assert words in kept.text
+    with pytest.raises(ValueError, match=f"features must be auto or off.*{words}"):
+        keep_features(model, table, batching, mesh, "device")
+
+
+def test_auto_takes_the_devices_then_the_host_then_images(monkeypatch):
+    model, mesh = ff.with_frozen(NETWORK, PATTERN, VARIABLES), ff.make_mesh(1)
+    table, found = data().dataset, []
+    for device, host in ((2**30, 2**30), (0, 2**30), (0, 0)):
+        monkeypatch.setattr(
+            feature_cache.meshes, "free_bytes", lambda mesh, n=device: n
+        )
+        monkeypatch.setattr(feature_cache.meshes, "free_host_bytes", lambda n=host: n)
+        found.append(keep_features(model, table, Batching(2), mesh, "auto"))
+    kinds = [type(kept.table).__name__ for kept in found]
+    assert kinds == ["Dataset", "Stream", "Dataset"]
+    assert found[2].table is table
+    assert "do not fit" in found[2].text
+
+
+def test_features_of_streamed_images_are_the_same():
+    model, mesh = ff.with_frozen(NETWORK, PATTERN, VARIABLES), ff.make_mesh(1)
+    images = data().dataset.images
+    streamed = stream(lambda rows: images[rows], data().dataset.labels)
+    tables = [
+        keep_features(model, table, FLIP, mesh, "device").table
+        for table in (streamed, data().dataset)
+    ]
+    chex.assert_trees_all_close(*(table.inputs for table in tables), rtol=1e-5)
