@@ -20,6 +20,8 @@ AnyArray = Any  # of NumPy or JAX, on the host or a device
 # Of one input: (H, W, C) of an image, (D,) of a vector, or {name: shape} of several
 # arrays, which a model gets as a dict.
 InputShape = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+# Where features of frozen layers are kept; off: nowhere; auto: where they fit
+FeaturePlace = Literal["auto", "off", "device", "host", "disk"]
 CHUNK_BYTES = 2**25
 IGNORE_INDEX = 255  # in a mask: no class; not trained on and not evaluated
 TRAIN, QUERY, GALLERY = 0, 1, 2  # use of an image of a re-identification set
@@ -658,7 +660,7 @@ class FederatedTrainer(NamedTuple):
     final_adaptation: FinalAdaptation | None = None
     # Of which `frozen` leaves are none of the algorithm's variables; None: of none
     frozen_model: Model | None = None
-    features: str = "off"  # where those of frozen layers are kept
+    features: FeaturePlace = "off"  # where those of frozen layers are kept
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
     accountant: Any = None  # of a private method, from its first round

@@ -140,7 +140,7 @@ def personalized(top):
             "algorithm": {"name": "fedrep", "head": f"params/{top}/", "head_epochs": 1},
             **RATE,
         },
-        "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
+        "fedbabu": {"frozen": HEAD, **RATE},
         "lg_fedavg": {
             "personal": {"all_but_blocks": 2},
             "algorithm": {"name": "fedavg", "weighting": "uniform"},

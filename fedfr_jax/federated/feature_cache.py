@@ -8,7 +8,7 @@ found there is compared with features of some examples that are computed anew.
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,9 +21,8 @@ from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.files import cache_folder, replace_file
 from fedfr_jax.models.frozen_prefix import FEATURES, cut, features_of
-from fedfr_jax.types import Augment, Dataset, Model, input_structs
+from fedfr_jax.types import Augment, Dataset, FeaturePlace, Model, input_structs
 
-Place = Literal["auto", "off", "device", "host", "disk"]
 SHARE = 4  # of what is free, `auto` takes this part at most
 CHUNK = 64  # batches of a device that are computed at a time
 PROBES = 64  # examples of a file that are computed anew
@@ -38,7 +37,11 @@ class Kept(NamedTuple):
 
 
 def keep_features(
-    model: Model, table: Dataset | Stream, batching: Batching, mesh: Mesh, place: Place
+    model: Model,
+    table: Dataset | Stream,
+    batching: Batching,
+    mesh: Mesh,
+    place: FeaturePlace,
 ) -> Kept:
     """Replace the images of a data set by features of a model's frozen prefix.
 
@@ -117,11 +120,12 @@ class FeatureSize(NamedTuple):
         )
 
 
-def choose_place(num_bytes: int, mesh: Mesh) -> Place | None:
+def choose_place(num_bytes: int, mesh: Mesh) -> FeaturePlace | None:
     """Where features fit: device, host, or None."""
-    free = {"device": meshes.free_bytes(mesh), "host": meshes.free_host_bytes()}
-    fits = lambda place: SHARE * num_bytes <= (free[place] or 0)
-    return next(filter(fits, free), None)
+    fits = lambda free: free is not None and SHARE * num_bytes <= free
+    if fits(meshes.free_bytes(mesh)):
+        return "device"
+    return "host" if fits(meshes.free_host_bytes()) else None
 
 
 def compute(
@@ -130,7 +134,7 @@ def compute(
     batching: Batching,
     mesh: Mesh,
     size: FeatureSize,
-    place: Place,
+    place: FeaturePlace,
 ) -> np.ndarray:
     """Features [T, F, D] of all examples, from a file if there is one."""
     embed = build_embed(features_of(model), batching, mesh)
@@ -185,7 +189,7 @@ def read_file(path, size: FeatureSize, rows: Callable) -> np.ndarray | None:
 
 
 def table_of(
-    values: np.ndarray, table: Dataset | Stream, place: Place
+    values: np.ndarray, table: Dataset | Stream, place: FeaturePlace
 ) -> Dataset | Stream:
     """Data set with features [T, F, D] in place of its inputs."""
     targets = jax.tree.map(np.asarray, table.targets)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
@@ -47,6 +48,18 @@ class Simulation(NamedTuple):
     def num_places(self) -> int:
         """Largest number of clients in a round, over-selection included."""
         return len(self.population.sizes_descending)
+
+    @property
+    def idle_lanes(self) -> str:
+        """What to do about lanes that no round has clients for; "" for none."""
+        lanes = self.settings.clients_per_device
+        most = -(-self.num_places // self.mesh.shape[meshes.CLIENTS])
+        if lanes <= most:
+            return ""
+        return (
+            f"clients_per_device is {lanes}, but a round has {most} clients for each "
+            f"device: the other lanes compute nothing. Set it to {most}."
+        )
 
     @property
     def largest(self) -> np.ndarray:

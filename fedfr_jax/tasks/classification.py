@@ -411,7 +411,7 @@ def build_facts(opened: Opened, network: Part) -> Facts:
             "spreadout": spreadout_sum,
         },
     )
-    return initialized(facts, config.pretrain)
+    return initialized(facts._replace(is_cut=True), config.pretrain)
 
 
 def load(opened: Opened, facts, stream_bytes: int | None) -> Images:

@@ -61,7 +61,13 @@ from fedfr_jax.ranges import (
     Whole,
 )
 from fedfr_jax.schema import checked, choice_error, keywords
-from fedfr_jax.types import Aggregator, Algorithm, LocalTraining, Model
+from fedfr_jax.types import (
+    Aggregator,
+    Algorithm,
+    FeaturePlace,
+    LocalTraining,
+    Model,
+)
 
 
 @checked
@@ -553,7 +559,7 @@ class Method(NamedTuple):
     frozen: Pattern | Leaves = ""
     # Where features of the frozen first layers are kept, computed once per example:
     # device, host or disk; off: they run in every step; auto: where they fit.
-    features: Literal["auto", "off", "device", "host", "disk"] = "auto"
+    features: FeaturePlace = "auto"
     # Epochs of the personal leaves alone at the start of a round, in addition to the
     # round's; with the algorithm fedavg.
     personal_epochs: Whole = 0

@@ -26,6 +26,7 @@ from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.local import (
     by_block,
+    freeze_leaves,
     layer_wise,
     round_decay,
     step_decay,
@@ -55,6 +56,7 @@ from fedfr_jax.tasks.methods import (
     Method,
     PrivacyConfig,
 )
+from fedfr_jax.trees import matching
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
@@ -88,6 +90,8 @@ class Facts(NamedTuple):
     draw: Callable | None = None  # key -> variables; None is the model's own
     draw_kept: Callable | None = None  # key -> those that are `kept`
     start: Callable | None = None  # (variables of the stage before) -> variables
+    # Whether frozen leaves are cut from `model`; else they are masked in each client
+    is_cut: bool = False
 
 
 def network_facts(
@@ -150,6 +154,7 @@ def build_federated(
         that matches no leaf.
     """
     frozen = select_blocks(facts.model, method.frozen, facts.prefix)
+    frozen = frozen if facts.is_cut else ""
     with naming(where):
         facts = with_frozen_leaves(facts, frozen) if frozen else facts
         algorithm = build_algorithm(method, facts, around)
@@ -250,6 +255,10 @@ def with_leaves(
 ) -> Algorithm:
     """Build `make(local)` with a method's personal leaves, statistics, aggregation."""
     personal = select_leaves(facts.model, method.personal, facts.prefix)
+    frozen = select_blocks(facts.model, method.frozen, facts.prefix)
+    if frozen and not facts.is_cut:
+        matching(frozen)({"params": facts.shapes["params"]})
+        local = freeze_leaves(local, frozen)
     train: LocalTraining | Callable = local
     if method.personal_epochs:
         head = "|".join(f"(?:{part})" for part in (personal, facts.kept) if part)

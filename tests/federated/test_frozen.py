@@ -121,3 +121,18 @@ def test_programs_take_the_newest_numbers_without_another_compile():
     losses = -np.take_along_axis(logs, table.dataset.labels[:, None], 1)
     expected = losses.reshape(NUM_CLIENTS, EACH).mean(1)
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+
+
+def test_lanes_that_no_round_fills_are_said():
+    model = frozen_model()
+    moving = ff.moving_variables(model, VARIABLES)
+    local = ff.LocalTraining(cross_entropy(model), optax.sgd, 0.1)
+    options = {"batch_size": 2, "mesh": ff.make_mesh(2)}
+    most = NUM_CLIENTS // 2
+    for lanes, words in ((most, ""), (50, f"is 50, .* has {most} .* Set it to {most}")):
+        run = ff.init(
+            ff.fedavg(local), data(), moving, clients_per_device=lanes, **options
+        )
+        assert re.search(words, run.sim.idle_lanes) and bool(words) == bool(
+            run.sim.idle_lanes
+        )

@@ -1,0 +1,72 @@
+"""Stages whose method has frozen leaves."""
+
+import chex
+import numpy as np
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.config.build import build
+from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.stages import start_stage
+from tests.tasks import tiny
+
+pytestmark = pytest.mark.ci
+
+RESNET = {"name": "resnet", "stem": "cifar", **tiny.SMALL}
+
+
+def weights_of(path, scale):
+    """A file with another network's first layers."""
+    model = build(tiny.config("classification", {}, model=RESNET)).stages["x"].trainer
+    arrays = trees.by_name(model.init_variables(None))
+    write_weights(path, {k: np.asarray(scale * x) for k, x in arrays.items()})
+
+
+def config(task="classification", path=None, rounds=1, **method):
+    sections = {"model": RESNET} if task == "classification" else {}
+    if path is not None:
+        sections["pretrain"] = {"init": str(path)}
+    method = {"frozen": "params/(stem|stage|encoder)", **method}
+    return tiny.config(task, method, federation={"rounds": rounds}, **sections)
+
+
+@pytest.mark.parametrize("features", ["device", "host"])
+def test_features_change_no_number_of_a_run(features, tmp_path):
+    folders = {"kept": features, "run": "off"}
+    for name, place in folders.items():
+        run_experiment(build(config(rounds=2, features=place)), tmp_path / name)
+    kept, run = (
+        read_weights(tmp_path / name / "x" / "weights.safetensors").arrays
+        for name in folders
+    )
+    chex.assert_trees_all_close(kept, run, rtol=1e-4, atol=1e-6)
+    start = build(config()).stages["x"].trainer
+    start.init_variables(None)
+    for name, leaf in trees.by_name(start.frozen_model.frozen.value).items():
+        np.testing.assert_array_equal(kept[name], leaf)
+    assert np.abs(kept["params/fc/kernel"]).max() > 0
+
+
+@pytest.mark.parametrize("task", ["classification", "segmentation"])
+def test_checkpoints_and_state_have_no_frozen_leaf(task, tmp_path):
+    experiment = build(config(task))
+    trainer = experiment.stages["x"].trainer
+    state = start_stage(experiment, trainer, None, tmp_path / "x")
+    state.checkpointer.close()
+    frozen = trainer.frozen_model.frozen.shapes
+    names = lambda tree: {*trees.by_name(tree)}
+    kept = names(trainer.algorithm.global_model(state.server))
+    assert kept and names(frozen) and not kept & names(frozen)
+    whole = trainer.global_model(state.server)
+    assert names(whole) == kept | names(frozen)
+
+
+def test_another_base_is_refused(tmp_path):
+    path, workdir = tmp_path / "base.npz", tmp_path / "run"
+    weights_of(path, 1.0)
+    run_experiment(build(config(path=path)), workdir)
+    run_experiment(build(config(path=path, rounds=2)), workdir)
+    weights_of(path, 1.1)
+    with pytest.raises(ValueError, match=r"frozen.json: the frozen leaves must be"):
+        run_experiment(build(config(path=path, rounds=3)), workdir)
