@@ -17,7 +17,7 @@ help:
 	@echo "make test-ci    those that train whole runs or compile for many devices; as long again"
 	@echo "make test-slow  the slow ones, minutes each and hours together; nightly"
 	@echo "make test-flower  with Flower's processes, in an environment of their own; minutes"
-	@echo "make test-torch  PyTorch modules, in an environment of their own; minutes"
+	@echo "make test-torch  PyTorch modules and bases, in an environment of their own; minutes"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    mutmut over the files that differ from main, or ARGS=FILES; ten minutes for a small one"
@@ -58,11 +58,12 @@ test-flower:
 	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -e ".[flower,privacy,test]"
 	FLWR_TELEMETRY_ENABLED=0 $(VENV)-flower/bin/python -m pytest tests/test_flower.py $(ARGS)
 
-# PyTorch is larger than all of requirements.txt.
+# PyTorch is larger than all of requirements.txt; torchvision, timm and transformers build
+# the originals of the bases, without a download.
 test-torch:
 	test -d $(VENV)-torch || $(PYTHON) -m venv $(VENV)-torch
-	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".[torch]"
-	$(VENV)-torch/bin/python -m pytest tests/models/test_torch_module.py $(ARGS)
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".[torch]" torchvision timm transformers
+	$(VENV)-torch/bin/python -m pytest tests/models/test_torch_module.py tests/models/test_bases.py $(ARGS)
 
 accelerators: $(READY)
 	$(RUN) experiments/benchmarks/accelerators.py $(ARGS)

@@ -107,8 +107,9 @@ def convert(
 ) -> None:
     """Convert external checkpoints to a file of weights.
 
-    Weights of InsightFace's IResNets, TreB1eN-style IR networks (face.evoLVe, TFace,
-    AdaFace), FedFR's SphereFace or torchvision's ResNets are written with our names.
+    Weights of InsightFace's IResNets and ViTs, TreB1eN-style IR networks (face.evoLVe,
+    TFace, AdaFace), FedFR's SphereFace, torchvision's ResNets and ConvNeXts, and vision
+    transformers of timm, DINOv2 and CLIP are written with our names.
 
     --input=FILE is a .safetensors, a .npz or, where PyTorch is installed, a .pt, .pth,
     .pth.tar, .ckpt or .bin of torch.save, whose code is not run. In a file with several

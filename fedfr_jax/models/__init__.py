@@ -1,8 +1,9 @@
 """Models: name -> factory(input_shape, ...) -> Model.
 
-They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
-logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
-cnn and mlp when asked) or in logits for every pixel (segmenter, whose `remat` is its
+They end in an embedding (sphereface, iresnet, mobilefacenet, vit, vision_transformer,
+convnext, cnn, mlp), in the logits of `num_classes` classes (resnet, reid, mobilenet,
+linear_base, leaf_*, logistic; of those with an embedding all but the first four when
+asked) or in logits for every pixel (segmenter, whose `remat` is its
 encoder's). The inputs of tabular are rows of a table, and torch is a PyTorch module of
 your own.
 
@@ -21,6 +22,7 @@ Args:
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedfr_jax.models.convnext import convnext
 from fedfr_jax.models.heads import with_projection
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.linear_base import linear_base
@@ -39,6 +41,7 @@ from fedfr_jax.models.small_networks import (
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.tabular import tabular
 from fedfr_jax.models.torch_file import torch_file
+from fedfr_jax.models.vision_transformer import vision_transformer
 from fedfr_jax.models.vit import vit
 from fedfr_jax.parts import call, choose
 from fedfr_jax.schema import register
@@ -49,6 +52,8 @@ MODELS = {
     "iresnet": iresnet,
     "mobilefacenet": mobilefacenet,
     "vit": vit,
+    "vision_transformer": vision_transformer,
+    "convnext": convnext,
     "resnet": resnet,
     "mobilenet": mobilenet,
     "linear_base": linear_base,

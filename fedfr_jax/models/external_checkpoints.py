@@ -3,7 +3,7 @@
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
 linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
 PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
-ResNets; batch counters are dropped.
+ResNets; batch counters are dropped. `bases` has those of transformers and ConvNeXt.
 
 `detect_model` also knows the names of the "IR" networks of TreB1eN, face.evoLVe, TFace
 and AdaFace, and our own leaves such as `params/stem/conv/kernel`.
@@ -22,6 +22,7 @@ from annotated_types import Interval
 
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.models import MODELS, build_model
+from fedfr_jax.models.bases import base_network, is_base, our_arrays, resized
 from fedfr_jax.models.norm import EPSILON
 from fedfr_jax.models.weights import Weights
 from fedfr_jax.ranges import Count
@@ -60,6 +61,7 @@ TOPS = {  # layers outside of the stages, ours and PyTorch's
     },
     "resnet": {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"},
 }
+LEFT_OUT = ("fc", "mask_token")  # modules of a base that a network can do without
 SPHEREFACE_FIRST = {"conv": "0", "prelu": "1"}  # layers before a stage's blocks
 IR = "body.0.res_layer.0.weight"
 IR_LAYERS = {  # of a block, with and without a normalization after conv1
@@ -89,10 +91,16 @@ def convert_variables(
       {"params", "batch_stats"} of numpy arrays, float32.
     """
     _check_model(weights, model, input_shape)
-    if any(name.startswith("params/") for name in weights.arrays):
+    arrays, is_external = _float32(weights.arrays), is_base(weights.arrays)
+    if is_external:
+        arrays = our_arrays(arrays)
+    if is_external or any(name.startswith("params/") for name in arrays):
         built = build_model(model, input_shape)
         shapes = jax.eval_shape(built.init, jax.random.key(0))
-        return fitted(_float32(weights.arrays), shapes)
+        if is_external:
+            tops = [name for name in LEFT_OUT if name not in shapes["params"]]
+            arrays = {k: x for k, x in arrays.items() if k.split("/")[1] not in tops}
+        return fitted(arrays, shapes)
     settings = {k: v for k, v in model.items() if k != "name"}
     return from_torch(model["name"], weights.arrays, input_shape, **settings)
 
@@ -157,6 +165,7 @@ def fitted(arrays: Arrays, template: PyTree) -> PyTree:
     """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes."""
     structs = jax.eval_shape(by_block_name, template)
     expected = by_name(structs)
+    arrays = resized(arrays, {name: x.shape for name, x in expected.items()})
     _check_fit(arrays, {name: x.shape for name, x in expected.items()})
     tree = jax.tree.unflatten(jax.tree.structure(structs), map(arrays.get, expected))
     return unstack_like(tree, template)
@@ -249,12 +258,15 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
         shape = with_tuples(parse_json(text, "image_shape", kind))
         _check_model(weights, model, shape)
         return model, shape
+    if is_base(weights.arrays):
+        return base_network(our_arrays(_float32(weights.arrays)), weights.arrays)
     arrays = from_ir(weights.arrays) if IR in weights.arrays else weights.arrays
     blocks = _blocks(arrays)
     if not blocks or "fc.weight" not in arrays:
         raise ValueError(
-            "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace "
-            f"or torchvision, got {sorted(arrays)[:4]}: name the network."
+            "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace, "
+            f"torchvision, timm, DINOv2 or CLIP, got {sorted(arrays)[:4]}: name the "
+            "network."
         )
     if "layer1.0.weight" in arrays:  # a stage begins with a convolution and its PReLU
         counts = {stage: number - 2 for stage, number in blocks.items()}

@@ -18,7 +18,7 @@ Parameters, E = width, P = patches, every norm<i> is {scale, bias} [E]:
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -73,11 +73,12 @@ def vit(
     """
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
-    _check(input_shape, width, num_heads, patch_size)
+    check_tokens(input_shape, width, num_heads, patch_size)
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D]
         param_dtype, token, mask = x.dtype, None, None
-        x = tokens(x, width, patch_size, dtype)
+        x = patches(x, width, patch_size, dtype).reshape(len(x), -1, width)
+        x = x + Learned("table", x.shape[1:], name="positions")(x.dtype)[None]
         if mask_ratio:
             token = Learned("vector", (width,), name="mask_token")(x.dtype)
             if train:
@@ -88,8 +89,8 @@ def vit(
         x = LayerNorm(name="norm")(x).astype(param_dtype)
         if mask is not None and token is not None:
             x = put_back(x, mask, token.astype(param_dtype))
-        x = _linear(width, "fc1", False)(x.reshape(len(x), -1))
-        x = _linear(embedding_dim, "fc2", False)(BatchNorm(name="bn1")(x, train))
+        x = linear(width, "fc1", False)(x.reshape(len(x), -1))
+        x = linear(embedding_dim, "fc2", False)(BatchNorm(name="bn1")(x, train))
         return BatchNorm(name="bn2")(x, train)
 
     stages = {"encoder": depth}
@@ -99,7 +100,10 @@ def vit(
     return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
-def _check(input_shape, width, heads, patch):
+def check_tokens(
+    input_shape: Sequence[int], width: int, heads: int, patch: int
+) -> None:
+    """Raise ValueError for heads or patches that divide nothing."""
     if width % heads:
         raise ValueError(f"width must be a multiple of num_heads={heads}, got {width}.")
     if patch > min(input_shape[:2]):
@@ -109,21 +113,22 @@ def _check(input_shape, width, heads, patch):
         )
 
 
-def tokens(x: jax.Array, width: int, patch_size: int, dtype: Any) -> jax.Array:
-    """Patch embeddings with positions, [B, H, W, C] -> [B, P, E]."""
+def patches(
+    x: jax.Array, width: int, patch_size: int, dtype: Any, use_bias: bool = True
+) -> jax.Array:
+    """Patch embeddings, [B, H, W, C] -> [B, h, w, E]."""
     init = uniform(1 / math.sqrt(patch_size**2 * x.shape[-1]))  # as PyTorch's
     conv = nn.Conv(
         width,
         (patch_size, patch_size),
         patch_size,
         padding="VALID",
+        use_bias=use_bias,
         dtype=dtype,
         kernel_init=init,
         name="patches",
     )
-    x = conv(x)
-    x = x.reshape(len(x), -1, width)
-    return x + Learned("table", x.shape[1:], name="positions")(x.dtype)[None]
+    return conv(x)
 
 
 class Mask(NamedTuple):
@@ -151,21 +156,32 @@ def put_back(x: jax.Array, mask: Mask, token: jax.Array) -> jax.Array:
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + linear(ReLU6(linear(norm(x))))."""
+    """x + attention(norm(x)), then x + linear(activation(linear(norm(x)))).
+
+    With `scale`, its first value, what is added has a learned factor per channel.
+    """
 
     num_heads: int
     dtype: Any
+    hidden_dim: int = 0  # 0: four times the width
+    activation: Callable[[jax.Array], jax.Array] = nn.relu6
+    qkv_bias: bool = False
+    scale: float = 0.0  # 0: none
+    epsilon: float = EPSILON
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, P, E] -> [B, P, E]."""
         del train
         width = x.shape[-1]
-        linear = lambda size, name, bias=True: _linear(size, name, bias, self.dtype)
-        y = linear(3 * width, "qkv", bias=False)(LayerNorm(name="norm1")(x))
-        x = x + linear(width, "proj")(attend(y, self.num_heads))
-        y = nn.relu6(linear(4 * width, "fc1")(LayerNorm(name="norm2")(x)))
-        return x + linear(width, "fc2")(y)
+        layer = lambda size, name, bias=True: linear(size, name, bias, self.dtype)
+        norm = lambda name: LayerNorm(self.epsilon, name=name)
+        factor = lambda name: ChannelScale(self.scale, name=name)
+        scaled = lambda y, name: factor(name)(y) if self.scale else y
+        y = layer(3 * width, "qkv", self.qkv_bias)(norm("norm1")(x))
+        x = x + scaled(layer(width, "proj")(attend(y, self.num_heads)), "scale1")
+        y = layer(self.hidden_dim or 4 * width, "fc1")(norm("norm2")(x))
+        return x + scaled(layer(width, "fc2")(self.activation(y)), "scale2")
 
 
 def attend(y: jax.Array, heads: int) -> jax.Array:
@@ -197,8 +213,23 @@ class Learned(nn.Module):
         return self.param(self.key, normal(0.02), self.shape).astype(dtype)
 
 
+class ChannelScale(nn.Module):
+    """A learned factor per channel (Touvron et al., arXiv:2103.17239, section 3)."""
+
+    first: float  # value of all
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., E] -> [..., E]."""
+        init = nn.initializers.constant(self.first)
+        vector = self.param("vector", init, x.shape[-1:])
+        return x * per_channel(vector.astype(x.dtype), x)
+
+
 class LayerNorm(nn.Module):
     """Layer normalization of each token, in float32 or more."""
+
+    epsilon: float = EPSILON
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -208,10 +239,11 @@ class LayerNorm(nn.Module):
         var = jnp.mean(jnp.square(centered), -1, keepdims=True)
         scale = self.param("scale", nn.initializers.ones, shape).astype(z.dtype)
         bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
-        y = centered * jax.lax.rsqrt(var + EPSILON) * per_channel(scale, z)
+        y = centered * jax.lax.rsqrt(var + self.epsilon) * per_channel(scale, z)
         return (y + per_channel(bias, z)).astype(x.dtype)
 
 
-def _linear(size, name, use_bias=True, dtype=None):
+def linear(size: int, name: str, use_bias: bool = True, dtype: Any = None) -> nn.Module:
+    """Linear layer that starts as N(0, 0.02^2)."""
     init = normal(0.02)
     return nn.Dense(size, use_bias, dtype=dtype, kernel_init=init, name=name)

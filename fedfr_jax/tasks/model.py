@@ -19,6 +19,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.bases import resized
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.heads import with_projection
 from fedfr_jax.models.saved_model import load_weights, named_arrays
@@ -125,7 +126,13 @@ def check_sizes(variables: PyTree) -> None:
         )
 
 
-TRUNK = ("stem", "stage")  # modules that must fit where both networks have them
+TRUNK = (
+    "stem",
+    "stage",
+    "down",
+    "patches",
+    "encoder",
+)  # modules that must fit where both networks have them
 
 
 @section
@@ -166,6 +173,7 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
     """
     blocks = by_block_name(variables)
     leaves, fits = trees.by_name(blocks), {}
+    arrays = resized(arrays, {name: np.shape(leaf) for name, leaf in leaves.items()})
     for name, leaf in leaves.items():
         is_same = name in arrays and np.shape(arrays[name]) == leaf.shape
         fits.setdefault(_module(name), {})[name] = is_same

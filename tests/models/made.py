@@ -14,6 +14,11 @@ SETTINGS = {
     "iresnet": TINY,
     "mobilefacenet": {"blocks": (3, 0, 0), "embedding_dim": 10},
     "vit": {"width": 8, "num_heads": 2, "depth": 4, "embedding_dim": 10},
+    "vision_transformer": {
+        **{"width": 8, "num_heads": 2, "depth": 4, "patch_size": 9},
+        **{"registers": 2, "layer_scale": 0.5, "embedding_dim": 10},
+    },
+    "convnext": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "resnet": {"widths": (4, 6), "blocks": (1, 1), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "reid": {
