@@ -62,8 +62,8 @@ test-flower:
 # the originals of the bases, without a download.
 test-torch:
 	test -d $(VENV)-torch || $(PYTHON) -m venv $(VENV)-torch
-	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".[torch]" torchvision timm transformers
-	$(VENV)-torch/bin/python -m pytest tests/models/test_torch_module.py tests/models/test_bases.py $(ARGS)
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".[torch]" torchvision timm transformers peft
+	$(VENV)-torch/bin/python -m pytest tests/models/test_torch_module.py tests/models/test_bases.py tests/models/test_peft_folder.py $(ARGS)
 
 accelerators: $(READY)
 	$(RUN) experiments/benchmarks/accelerators.py $(ARGS)

@@ -64,6 +64,9 @@ from fedfr_jax.federated.algorithms.proximal import fednova as fednova
 from fedfr_jax.federated.algorithms.proximal import fedprox as fedprox
 from fedfr_jax.federated.algorithms.proximal import moon as moon
 from fedfr_jax.federated.algorithms.spreadout import fedaws as fedaws
+from fedfr_jax.federated.algorithms.submodels import with_products as with_products
+from fedfr_jax.federated.algorithms.submodels import with_ranks as with_ranks
+from fedfr_jax.federated.algorithms.submodels import with_widths as with_widths
 from fedfr_jax.federated.attacks import ATTACKS as ATTACKS
 from fedfr_jax.federated.attacks import backdoor_rate as backdoor_rate
 from fedfr_jax.federated.attacks import register_attack as register_attack
@@ -97,10 +100,16 @@ from fedfr_jax.losses import masked_mean as masked_mean
 from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
+from fedfr_jax.models import adapters as adapters
 from fedfr_jax.models import register_model as register_model
+from fedfr_jax.models.adapters import ADAPTERS as ADAPTERS
+from fedfr_jax.models.adapters import merge_adapter as merge_adapter
+from fedfr_jax.models.adapters import register_adapter as register_adapter
+from fedfr_jax.models.adapters import with_adapter as with_adapter
 from fedfr_jax.models.frozen import moving_variables as moving_variables
 from fedfr_jax.models.frozen import whole_variables as whole_variables
 from fedfr_jax.models.frozen import with_frozen as with_frozen
+from fedfr_jax.models.peft_folder import save_adapter as save_adapter
 from fedfr_jax.models.torch_module import from_torch as from_torch
 from fedfr_jax.models.torch_module import to_torch as to_torch
 from fedfr_jax.runs.trackers import SINKS as SINKS

@@ -70,6 +70,7 @@ class Model(NamedTuple):
     # {"name": of MODELS, settings of its factory} that build it, if known
     config: Mapping[str, Any] | None = None
     frozen: Any = None  # `constants.Constant`: leaves that are none of its variables
+    adapter: Any = None  # `models.adapters.Adapter`
 
     @property
     def features(self) -> Callable[..., tuple[jax.Array, jax.Array, PyTree]]:

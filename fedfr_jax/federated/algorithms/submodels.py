@@ -1,0 +1,302 @@
+"""Clients of different strength: parts of one network, and adapters of any rank.
+
+A client trains the first channels, or ranks, of every layer. The others are 0 in what
+it receives, where they get no gradient: one compiled program has clients of any size.
+An entry's change is averaged over the clients that have it.
+
+HeteroFL: Diao et al. 2021, arXiv:2010.01264, without its scaler. HetLoRA: Cho et al.
+2024, arXiv:2401.06432, whose ranks are fixed here. Products: FlexLoRA, Bai et al. 2024,
+arXiv:2402.11505, equations 3 and 4.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.mean import to_float32
+from fedfr_jax.types import Algorithm, Model, PyTree
+
+LORA_AXES = {"lora_a": -1, "lora_b": -2}  # of the ranks
+PRODUCT = "lora_product"
+
+
+class Levels(NamedTuple):
+    """The sizes that clients may have, and each client's."""
+
+    values: tuple[float, ...]  # [L] ascending
+    of_client: Callable[[jax.Array], jax.Array]  # id [] -> [] int32 in [0, L)
+
+
+# Entries of a leaf that the clients of a level have: (name, leaf, level [] int32) ->
+# bool, which broadcasts to the leaf; None for all.
+Cut = Callable[[str, Any, Any], jax.Array | None]
+
+
+def with_ranks(algorithm: Algorithm, ranks: Any) -> Algorithm:
+    """Give each client a rank of its own for a model's LoRA adapters.
+
+    Args:
+      algorithm: whose updates are averaged by weights.
+      ranks: of every client, int [N]; or pairs (share of the clients, rank), by which
+        each client draws its own. Ranks above the adapter's are the adapter's.
+    """
+    levels = _levels("ranks", ranks, int)
+    table = np.array(levels.values, np.int32)
+
+    def cut(name, leaf, level):
+        axis = LORA_AXES.get(name.rpartition("/")[2])
+        if axis is None:
+            return None
+        return _first(leaf, axis, jnp.asarray(table)[level])
+
+    return _with_cut(algorithm, levels, cut)
+
+
+def with_widths(algorithm: Algorithm, model: Model, shares: Any) -> Algorithm:
+    """Give each client the first channels of every hidden layer of a network.
+
+    Inputs and outputs of the network stay whole. Activations must be 0 at 0.
+
+    Args:
+      algorithm: whose updates are averaged by weights.
+      model: that it trains.
+      shares: of the channels, in (0, 1], of every client [N]; or pairs (share of the
+        clients, share of the channels), by which each client draws its own.
+
+    Raises:
+      ValueError: for a network whose norms mix channels, or shares out of range.
+    """
+    levels = _levels("shares", shares, float)
+    if levels.values[-1] > 1:
+        raise ValueError(f"shares must be in (0, 1], got {levels.values[-1]}.")
+    axes = hidden_axes(model)
+
+    def cut(name, leaf, level):
+        mask = None
+        for axis, channels in axes.get(_layer_of(name), {}).items():
+            sizes = [math.ceil(round(x * channels, 6)) for x in levels.values]
+            size = jnp.asarray(sizes, jnp.int32)[level]
+            one = _first(leaf, axis, size, channels)
+            mask = one if mask is None else mask & one
+        return mask
+
+    return _with_cut(algorithm, levels, cut)
+
+
+def _first(leaf, axis: int, size: jax.Array, channels: int | None = None) -> jax.Array:
+    """Mask of the first `size` of `channels` along an axis, whose fastest they are."""
+    length = leaf.shape[axis]
+    shape = [1] * leaf.ndim
+    shape[axis] = length
+    place = jnp.arange(length, dtype=jnp.int32) % (channels or length)
+    return (place < size).reshape(shape)
+
+
+def _levels(key: str, values: Any, kind: type) -> Levels:
+    """Read the sizes of all clients."""
+    table = np.asarray(values)
+    if table.size == 0 or table.ndim not in (1, 2) or table.shape[1:] not in ((), (2,)):
+        raise ValueError(
+            f"{key} must be a number for each client or pairs (share of the clients, "
+            f"number), got {values!r}."
+        )
+    sizes = table if table.ndim == 1 else table[:, 1]
+    if not (sizes > 0).all() or (sizes.astype(kind) != sizes).any():
+        raise ValueError(f"{key} must be positive {kind.__name__}s, got {values!r}.")
+    known, index = np.unique(sizes.astype(kind), return_inverse=True)
+    if table.ndim == 1:
+        by_id = index.astype(np.int32)
+        return Levels((*known.tolist(),), lambda client: jnp.asarray(by_id)[client])
+    if not math.isclose(table[:, 0].sum(), 1, abs_tol=1e-6) or (table[:, 0] < 0).any():
+        raise ValueError(f"{key} must have shares with sum 1, got {values!r}.")
+    shares = np.bincount(index, table[:, 0], len(known))
+    bounds = np.cumsum(shares)[:-1].astype(np.float32)
+
+    def draw(client):
+        place = jax.random.uniform(jax.random.fold_in(jax.random.key(0), client))
+        return (place >= jnp.asarray(bounds)).sum(dtype=jnp.int32)
+
+    return Levels((*known.tolist(),), draw)
+
+
+def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
+    """Let each client train a part of every model; see the module."""
+    count = len(levels.values)
+
+    def keep(tree, level):
+        """Leaves of a level, 0 beyond."""
+
+        def select(path, x):
+            mask = cut(trees.path_name(path), x, level)
+            return x if mask is None else jnp.where(mask, x, jnp.zeros_like(x))
+
+        return jax.tree_util.tree_map_with_path(select, tree)
+
+    def client_update(key, server, personal, client):
+        level = levels.of_client(client.id)
+        part = variable_split.in_models(server, lambda x: keep(x, level))
+        output = algorithm.client_update(key, part, personal, client)
+        if jnp.shape(output.weight) != ():
+            raise ValueError(
+                "the algorithm of ranks and widths must have one weight for each "
+                f"client, got {algorithm}. Use fedavg."
+            )
+        is_level = jnp.arange(count, dtype=jnp.int32) == level
+        weights = jnp.where(is_level, output.weight, jnp.zeros_like(output.weight))
+        update = keep(output.update, level)
+        return output._replace(update=update, sums=(output.sums, weights))
+
+    def server_update(server, result):
+        sums, weights = result.sums
+
+        def among_those_who_have_it(path, x):
+            masks = [cut(trees.path_name(path), x, jnp.int32(i)) for i in range(count)]
+            masks = [mask for mask in masks if mask is not None]
+            if not masks:
+                return x
+            found = sum(jnp.where(m, w, 0) for m, w in zip(masks, weights, strict=True))
+            ratio = weights.sum() / jnp.where(found > 0, found, 1)
+            return jnp.where(found > 0, x * ratio.astype(x.dtype), jnp.zeros_like(x))
+
+        mean = jax.tree_util.tree_map_with_path
+        aggregate = mean(among_those_who_have_it, result.aggregate)
+        return algorithm.server_update(
+            server, result._replace(aggregate=aggregate, sums=sums)
+        )
+
+    return algorithm._replace(client_update=client_update, server_update=server_update)
+
+
+def _layer_of(name: str) -> str:
+    """Path of a leaf below its collection; of a stack, that of its first block."""
+    *_, path = re.split(r"^(?:\w+/)?(?:params|batch_stats)/", name)
+    return scanned_blocks.block_paths(path)[0]
+
+
+def hidden_axes(model: Model) -> dict[str, dict[int, int]]:
+    """{path of a leaf: {axis: channels}}, of the axes of hidden channels.
+
+    An axis longer than its channels has pixels of them, channels fastest.
+
+    Raises:
+      ValueError: for a network of other layers than dense ones, convolutions and batch
+        norms.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params, stats = (
+        trees.by_name(scanned_blocks.by_block_name(shapes[name]))
+        for name in ("params", "batch_stats")
+    )
+    _check_layers(model, params, stats)
+    block = {name: _block_of(model, name) for name in (*params, *stats)}
+    kernels = {name: x.shape for name, x in params.items() if x.ndim > 1}
+    places = sorted({block[name] for name in kernels})
+    first, last = places[0], places[-1]
+    widths = {i: [x[-1] for k, x in kernels.items() if block[k] == i] for i in places}
+    before = dict(zip(places[1:], (widths[i] for i in places), strict=False))
+    data = {model.input_shape[-1], math.prod(model.input_shape)}
+    axes: dict[str, dict[int, int]] = {}
+    for name, x in {**params, **stats}.items():
+        place = block[name]
+        axes[name] = {-1: x.shape[-1]} if place < last else {}
+        if name in kernels and (place > first or x.shape[-2] not in data):
+            size = x.shape[-2]
+            known = [size, *before.get(place, ())] if x.ndim > 2 else before[place]
+            alike = [c for c in known if size % c == 0]
+            axes[name][-2] = size if size in known else max(alike)
+    return axes
+
+
+def _block_of(model: Model, name: str) -> int:
+    """Number of the block of a leaf, in the order of the data."""
+    return next(i for i, x in enumerate(model.blocks) if name.startswith(f"{x}/"))
+
+
+def _check_layers(model: Model, params: dict, stats: dict) -> None:
+    """Raise ValueError for layers whose channels are not alone."""
+    normed = {name.rpartition("/")[0] for name in stats}
+    for name, x in params.items():
+        layer, _, leaf = name.rpartition("/")
+        is_known = leaf == "kernel" if x.ndim > 1 else leaf != "scale"
+        has_block = any(name.startswith(f"{block}/") for block in model.blocks)
+        if not has_block or not (is_known or layer in normed):
+            raise ValueError(
+                "the network of widths must have dense layers, convolutions and batch "
+                f"norms alone, got {name}. Choose another config.model.name."
+            )
+
+
+def with_products(algorithm: Algorithm) -> Algorithm:
+    """Average the products A B of LoRA adapters, not A and B.
+
+    A client's update has the change of A B in their place, so that links see that of
+    the kernel; the server splits the new product by a singular value decomposition, A
+    orthonormal, and keeps the adapter's rank.
+
+    Args:
+      algorithm: whose update is a change of the model.
+    """
+
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server, personal, client)
+        start = variable_split.shared(algorithm.global_model(server))
+        return output._replace(update=_on_pairs(_product_change, output.update, start))
+
+    def server_update(server, result):
+        start = variable_split.shared(algorithm.global_model(server))
+        aggregate = _on_pairs(_pair_change, result.aggregate, start)
+        return algorithm.server_update(server, result._replace(aggregate=aggregate))
+
+    def products_like(server):
+        like = update_like(algorithm, server)
+        return _on_pairs(_product_change, like, like)
+
+    return algorithm._replace(
+        client_update=client_update,
+        server_update=server_update,
+        update_like=products_like,
+    )
+
+
+def _on_pairs(function: Callable, tree: PyTree, start: PyTree) -> PyTree:
+    """Apply `function(leaves, leaves at the start)` to each layer with an adapter."""
+    if not isinstance(tree, dict):
+        return tree
+    if start.get("lora_a") is not None and start.get("lora_b") is not None:
+        return function(tree, start)
+    return {k: _on_pairs(function, x, start[k]) for k, x in tree.items()}
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A B [*stack, I, O] of [*stack, ..., I, r] and [*stack, r, O], in float32."""
+    a = to_float32(a).reshape(*b.shape[:-2], -1, a.shape[-1])
+    return jnp.matmul(a, to_float32(b), precision="highest")
+
+
+def _product_change(update: dict, start: dict) -> dict:
+    """Leaves of an update with the change of A B for those of A and B."""
+    update = dict(update)
+    pair = [start[key] + update.pop(key) for key in ("lora_a", "lora_b")]
+    return {
+        **update,
+        PRODUCT: _product(*pair) - _product(start["lora_a"], start["lora_b"]),
+    }
+
+
+def _pair_change(change: dict, start: dict) -> dict:
+    """The inverse: that change of A and B whose product is nearest."""
+    change, (a, b) = dict(change), (start["lora_a"], start["lora_b"])
+    product = _product(a, b) + change.pop(PRODUCT)
+    left, sizes, right = jnp.linalg.svd(product, full_matrices=False)
+    rank = b.shape[-2]
+    new_b = sizes[..., :rank, None] * right[..., :rank, :]
+    new_a = left[..., :rank].reshape(a.shape)
+    return {**change, "lora_a": new_a - a, "lora_b": new_b - b}
