@@ -167,6 +167,7 @@ def load_families() -> dict[str, Mapping[str, Any]]:
         "algorithms": ff.ALGORITHMS,
         "aggregation": ff.AGGREGATORS,
         "attacks": ff.ATTACKS,
+        "adapters": ff.ADAPTERS,
         "server_optimizers": SERVER_OPTIMIZERS,
         "losses": ff.LOSSES,
         "tasks": ff.TASKS,

@@ -250,7 +250,10 @@ def adapt(
         return adapted_variables(adapted, model.init(key), jax.random.fold_in(key, 1))
 
     adapted = model.wrapped(with_calls(adapter.call))._replace(
-        init=init, count_flops=None, adapter=adapter
+        init=init,
+        count_flops=None,
+        config=model.config if adapter.merge else None,
+        adapter=adapter,
     )
     _check(adapted)
     moves = "|".join(f"(?:{pattern})" for pattern in (adapter.moves, head) if pattern)
@@ -297,6 +300,13 @@ def merge_adapter(model: Model, variables: PyTree) -> PyTree:
     whole = whole_variables(model, variables)
     params = merged(scanned_blocks.by_block_name(whole["params"]))
     return {**whole, "params": scanned_blocks.unstack_like(params, whole["params"])}
+
+
+def deployed_variables(model: Model, variables: PyTree) -> PyTree:
+    """All variables of a network, with the adapter merged where that is possible."""
+    if model.adapter is None or model.adapter.merge is None:
+        return whole_variables(model, variables)
+    return merge_adapter(model, variables)
 
 
 class Layer(NamedTuple):

@@ -33,6 +33,7 @@ from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.models.adapters import ADAPTERS, Adapter
 from fedfr_jax.parts import (
     INLINE,
     Built,
@@ -516,6 +517,15 @@ class AttackConfig(NamedTuple):
     seed: Seed | None = None  # the config's unless it is set
 
 
+@section
+class AdapterConfig(NamedTuple):
+    """Keys of a method's `adapter`."""
+
+    adapter: Annotated[Adapter, Built(Member(ADAPTERS)), INLINE]
+    # Pattern of other leaves that move; None: the model's last block, "" none.
+    head: Pattern | None = None
+
+
 UPDATE_CHECKS = {"exclude": with_update_checks, "stop": with_update_checks}
 
 
@@ -557,6 +567,9 @@ class Method(NamedTuple):
     # As personal but for batch norms, of params that do not move: clients share them
     # and send nothing of them. Batch norms among them are in evaluation.
     frozen: Pattern | Leaves = ""
+    # {"name": of `fedfr describe adapters`, its settings, perhaps "head": pattern}: all
+    # but the adapter and the head is frozen; of classification and segmentation.
+    adapter: AdapterConfig | None = None
     # Where features of the frozen first layers are kept, computed once per example:
     # device, host or disk; off: they run in every step; auto: where they fit.
     features: FeaturePlace = "auto"

@@ -41,10 +41,15 @@ from fedfr_jax.federated.privacy.mechanism import (
 )
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.systems.failures import num_trained
+from fedfr_jax.models.adapters import (
+    adapt,
+    adapted_variables,
+    deployed_variables,
+    with_calls,
+)
 from fedfr_jax.models.frozen import (
     moving_variables,
     set_frozen,
-    whole_variables,
     with_frozen,
 )
 from fedfr_jax.schema import naming
@@ -52,6 +57,7 @@ from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.experiment import Opened, Trainer
 from fedfr_jax.tasks.methods import (
     CORRELATED,
+    AdapterConfig,
     Leaves,
     Method,
     PrivacyConfig,
@@ -156,9 +162,12 @@ def build_federated(
     frozen = select_blocks(facts.model, method.frozen, facts.prefix)
     frozen = frozen if facts.is_cut else ""
     with naming(where):
+        if method.adapter is not None:
+            facts, base = with_adapter_leaves(facts, method.adapter)
+            frozen = f"{base}|{frozen}" if frozen else base
         facts = with_frozen_leaves(facts, frozen) if frozen else facts
         algorithm = build_algorithm(method, facts, around)
-    whole = functools.partial(whole_variables, facts.model)
+    whole = functools.partial(deployed_variables, facts.model)
     global_model = lambda server: whole(algorithm.global_model(server))
     num_sampled = facts.federation.cohort_size or facts.num_clients
     sampling = facts.federation.sampling
@@ -276,6 +285,26 @@ def with_leaves(
     algorithm = with_aggregation(algorithm, *method.aggregation)
     draw = (facts.draw or facts.model.init) if method.init_per_client else None
     return with_personal_layers(algorithm, personal, init_per_client=draw)
+
+
+def with_adapter_leaves(facts: Facts, config: AdapterConfig) -> tuple[Facts, str]:
+    """Facts of the network with an adapter's leaves; the pattern of what it freezes."""
+    if not facts.is_cut:
+        raise ValueError(
+            "adapter must be None in the tasks faces and reid, got one. Use the task "
+            "classification or segmentation."
+        )
+    model, frozen = adapt(facts.model, config.adapter, config.head)
+    start = facts.start or (lambda variables: facts.initial())
+    key = jax.random.fold_in(jax.random.key(facts.seed), 1)
+    of_network = lambda x: model if x is facts.model else x
+    facts = facts._replace(
+        model=model,
+        apply=jax.jit(with_calls(config.adapter.call)(facts.apply)),
+        start=lambda variables: adapted_variables(model, start(variables), key),
+        offers={name: of_network(x) for name, x in facts.offers.items()},
+    )
+    return facts, frozen
 
 
 def with_frozen_leaves(facts: Facts, pattern: str) -> Facts:

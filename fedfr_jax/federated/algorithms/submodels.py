@@ -11,7 +11,7 @@ arXiv:2402.11505, equations 3 and 4.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -190,6 +190,10 @@ def hidden_axes(model: Model) -> dict[str, dict[int, int]]:
       ValueError: for a network of other layers than dense ones, convolutions and batch
         norms.
     """
+    if isinstance(model.input_shape, Mapping):
+        raise ValueError(
+            f"the network of widths must have one input, got {[*model.input_shape]}."
+        )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     params, stats = (
         trees.by_name(scanned_blocks.by_block_name(shapes[name]))

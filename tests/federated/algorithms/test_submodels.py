@@ -286,6 +286,37 @@ def test_widths_of_one_share_train_the_narrow_network():
     )
 
 
+def test_channels_are_averaged_over_the_clients_that_have_them():
+    model, shares = MODEL, [0.25, 0.5, 1.0, 0.5, 0.3, 0.25]
+    variables = shaken(model.init(KEY))
+    mixed = lambda local: ff.with_widths(ff.fedavg(local), model, shares)
+    found = play(model, variables, mixed)["params"]
+    sizes = [math.ceil(8 * x) for x in shares]
+    first = jax.tree.map(np.asarray, variables["params"])
+    total = {key: np.zeros((8,)) for key in ("bias", "kernel")}
+    total["kernel"] = np.zeros((6, 8))
+    for client, size in enumerate(sizes):
+        start = {
+            "fc": {
+                k: np.where(np.arange(8) < size, x, 0) for k, x in first["fc"].items()
+            },
+            "classifier": {
+                **first["classifier"],
+                "kernel": np.where(
+                    np.arange(8)[:, None] < size, first["classifier"]["kernel"], 0
+                ),
+            },
+        }
+        end = trained(model, {**variables, "params": start}, client)["params"]["fc"]
+        for key in total:
+            total[key] += np.asarray(end[key]) - start["fc"][key]
+    counts = np.array([sum(size > j for size in sizes) for j in range(8)])
+    assert counts.tolist() == [6, 6, 4, 3, 1, 1, 1, 1]
+    for key, sums in total.items():
+        expected = first["fc"][key] + sums / counts
+        np.testing.assert_allclose(found["fc"][key], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
