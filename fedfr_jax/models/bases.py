@@ -205,17 +205,25 @@ def base_network(
         ) from error
 
 
+def _shape(arrays, name):
+    """Shape [h, w, C', C] of a convolution."""
+    shape = arrays[name].shape
+    if len(shape) != 4 or 0 in shape:
+        raise ValueError(f"{name} must have 4 axes with elements, got shape {shape}.")
+    return shape
+
+
 def _convnext(arrays, stages, more):
     stages = dict(sorted(stages.items()))
     biases = [arrays[f"params/{stage}/block1/fc2/bias"] for stage in stages]
-    channels = arrays["params/stem/conv/kernel"].shape[2]
+    channels = _shape(arrays, "params/stem/conv/kernel")[2]
     section = {"blocks": [*stages.values()], "widths": [len(x) for x in biases]}
     shape = (IMAGE_SIZE, IMAGE_SIZE, channels)
     return {"name": "convnext", **section, **more}, shape
 
 
 def _transformer(arrays, depth, names, more):
-    patch, _, channels, width = arrays["params/patches/kernel"].shape
+    patch, _, channels, width = _shape(arrays, "params/patches/kernel")
     section = {"width": width, "depth": depth, "patch_size": patch}
     side = math.isqrt(arrays[POSITIONS].size // width)
     size, block = side * patch, "params/encoder/block1"

@@ -221,6 +221,9 @@ def test_names_that_fit_nothing_are_refused():
         fewer = {name: x for name, x in arrays.items() if part not in name}
         with pytest.raises(ValueError, match="name the network"):
             detect_model(Weights(fewer, {}))
+    empty = {**arrays, "patch_embed.proj.weight": np.zeros((0, 3, 7, 7), np.float32)}
+    with pytest.raises(ValueError, match="patches/kernel must have 4 axes with elem"):
+        detect_model(Weights(empty, {}))
     uneven = {**arrays, "pos_embed": arrays["pos_embed"][:, 1:8]}
     with pytest.raises(ValueError, match="positions of a square of patches, got 7"):
         detect_model(Weights(uneven, {}))
