@@ -116,8 +116,8 @@ def our_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     leaves = dict(_leaf(name, array) for name, array in renamed.items())
     if is_face:
         for norm in ("bn1", "bn2"):
-            var = f"batch_stats/{norm}/var"
-            leaves[var] = leaves[var] + (FACE_EPSILON - EPSILON)
+            if (var := f"batch_stats/{norm}/var") in leaves:
+                leaves[var] = leaves[var] + (FACE_EPSILON - EPSILON)
         if "mask_token" in arrays:
             leaves["params/mask_token/vector"] = arrays["mask_token"].ravel()
     return {**leaves, **tokens}

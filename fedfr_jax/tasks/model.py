@@ -126,13 +126,8 @@ def check_sizes(variables: PyTree) -> None:
         )
 
 
-TRUNK = (
-    "stem",
-    "stage",
-    "down",
-    "patches",
-    "encoder",
-)  # modules that must fit where both networks have them
+# Modules that must fit where both networks have them.
+TRUNK = ("stem", "stage", "down", "patches", "positions", "prefix", "encoder")
 
 
 @section
