@@ -112,7 +112,7 @@ def start_stage(
     server = start_simulation(sim, start)
     state = loop.resume(sim, server, folder, is_read_only=is_read_only, **options)
     check_base(trainer, folder, is_new=not state.first)
-    if text := sim.idle_lanes:
+    if (text := sim.idle_lanes) and meshes.is_first_process():
         print(f"{folder.name}: {text}", flush=True)
     return state._replace(sim=with_counted_work(state.sim, state.server))
 
