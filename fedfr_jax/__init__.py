@@ -22,6 +22,7 @@ def _places() -> dict[str, str]:
 
 
 _PLACES = _places()
+MODULES = ("adapters", "aggregation", "convolutions", "partition", "privacy")
 
 
 def __getattr__(name: str):
@@ -30,7 +31,7 @@ def __getattr__(name: str):
         return library_version()
     if name not in _PLACES:
         raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
-    if name in ("aggregation", "convolutions", "partition", "privacy"):  # modules
+    if name in MODULES:
         return importlib.import_module(f"{_PLACES[name]}.{name}")
     return getattr(importlib.import_module(_PLACES[name]), name)
 
