@@ -44,7 +44,6 @@ def jax_runs() -> dict:
 
     import fedfr_jax as ff
     from fedfr_jax.tasks.classification import cross_entropy
-    from fedfr_jax.types import Batch
 
     network = ff.MODELS["vision_transformer"](
         SIDE,
@@ -71,26 +70,25 @@ def jax_runs() -> dict:
 
         return train
 
-    loss, start = cross_entropy(adapted), adapted.init(jax.random.key(1))
-    optimizer = optax.sgd(0.01)
+    start, optimizer = adapted.init(jax.random.key(1)), optax.sgd(0.01)
 
     def central():
         @jax.jit
         def train(frozen, variables, x, y):
             def step(variables, batch):
-                def of(params):
-                    whole = {**variables, "params": params}
-                    return loss(whole, batch, jax.random.key(0))[0]
+                def loss(params):
+                    x, y = batch
+                    logits, _ = adapted.apply({**variables, "params": params}, x, True)
+                    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+                    return losses.mean()
 
                 with adapted.frozen.bound(frozen):
-                    grads = jax.grad(of)(variables["params"])
+                    grads = jax.grad(loss)(variables["params"])
                 steps, _ = optimizer.update(grads, optimizer.init(grads))
                 params = optax.apply_updates(variables["params"], steps)
                 return {**variables, "params": params}, ()
 
-            valid = np.ones((STEPS, BATCH), bool)
-            batches = Batch({"image": x}, {"label": y}, valid)
-            return jax.lax.scan(step, variables, batches)[0]
+            return jax.lax.scan(step, variables, (x, y))[0]
 
         rows = x.reshape(STEPS, BATCH, *SIDE), y.astype(np.int32).reshape(STEPS, BATCH)
         frozen = adapted.frozen.value
