@@ -6,7 +6,7 @@ An entry's change is averaged over the clients that have it.
 
 HeteroFL: Diao et al. 2021, arXiv:2010.01264, without its scaler. HetLoRA: Cho et al.
 2024, arXiv:2401.06432, whose ranks are fixed here. Products: FlexLoRA, Bai et al. 2024,
-arXiv:2402.11505, equations 3 and 4.
+arXiv:2402.11505.
 """
 
 import math
@@ -33,6 +33,7 @@ class Levels(NamedTuple):
 
     values: tuple[float, ...]  # [L] ascending
     of_client: Callable[[jax.Array], jax.Array]  # id [] -> [] int32 in [0, L)
+    built_for: tuple[tuple[str, int], ...] = ()  # as of an Algorithm
 
 
 # Entries of a leaf that the clients of a level have: (name, leaf, level [] int32) ->
@@ -74,7 +75,7 @@ def with_widths(algorithm: Algorithm, model: Model, shares: Any) -> Algorithm:
     Raises:
       ValueError: for a network whose norms mix channels, or shares out of range.
     """
-    levels = _levels("shares", shares, float)
+    levels = _levels("widths", shares, float)
     if levels.values[-1] > 1:
         raise ValueError(f"shares must be in (0, 1], got {levels.values[-1]}.")
     axes = hidden_axes(model)
@@ -114,7 +115,8 @@ def _levels(key: str, values: Any, kind: type) -> Levels:
     known, index = np.unique(sizes.astype(kind), return_inverse=True)
     if table.ndim == 1:
         by_id = index.astype(np.int32)
-        return Levels((*known.tolist(),), lambda client: jnp.asarray(by_id)[client])
+        of_client = lambda client: jnp.asarray(by_id)[client]
+        return Levels((*known.tolist(),), of_client, ((f"with_{key}", len(by_id)),))
     if not math.isclose(table[:, 0].sum(), 1, abs_tol=1e-6) or (table[:, 0] < 0).any():
         raise ValueError(f"{key} must have shares with sum 1, got {values!r}.")
     shares = np.bincount(index, table[:, 0], len(known))
@@ -172,7 +174,11 @@ def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
             server, result._replace(aggregate=aggregate, sums=sums)
         )
 
-    return algorithm._replace(client_update=client_update, server_update=server_update)
+    return algorithm._replace(
+        client_update=client_update,
+        server_update=server_update,
+        built_for=(*algorithm.built_for, *levels.built_for),
+    )
 
 
 def _layer_of(name: str) -> str:

@@ -337,3 +337,10 @@ def test_widths_of_a_network_with_layer_norms_are_refused():
         ff.with_widths(ff.fedavg(lambda *x: x), base, [0.5])
     with pytest.raises(ValueError, match=r"shares must be in \(0, 1\]"):
         ff.with_widths(ff.fedavg(lambda *x: x), MODEL, [2.0])
+
+
+def test_a_rank_for_every_client_is_needed():
+    model, variables = adapted()
+    ranked = lambda local: ff.with_ranks(ff.fedavg(local), RANKS[:-1])
+    with pytest.raises(ValueError, match="with_ranks"):
+        play(model, variables, ranked)
