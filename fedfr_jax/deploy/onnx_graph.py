@@ -380,6 +380,11 @@ def _rsqrt(graph, params, inputs, shape, is_first):
     return graph.add("Reciprocal", [root], shape, is_first)
 
 
+def _erfc(graph, params, inputs, shape, is_first):
+    erf = graph.add("Erf", inputs, shape, is_first)
+    return graph.add("Sub", [np.asarray(1, np.float32), erf], shape, is_first)
+
+
 def _power(graph, params, inputs, shape, is_first):
     exponent = np.asarray(params.get("y", 2), np.float32)
     return graph.add("Pow", [*inputs, exponent], shape, is_first)
@@ -404,6 +409,7 @@ def _unequal(graph, params, inputs, shape, is_first):
 COMPOSED = {
     "select_n": _where,
     "rsqrt": _rsqrt,
+    "erfc": _erfc,
     "integer_pow": _power,
     "square": _power,
     "clamp": _clamp,

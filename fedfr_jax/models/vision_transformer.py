@@ -111,12 +111,13 @@ def vision_transformer(
         param_dtype = x.dtype
         norm = lambda name: LayerNorm(epsilon, name=name)
         x = patches(x, width, patch_size, dtype, use_bias=not pre_norm)
-        x = x + Learned("table", x.shape[1:], name="positions")(x.dtype)[None]
-        x = x.reshape(len(x), -1, width)
+        table = Learned("table", x.shape[1:], name="positions")(x.dtype)
+        x, table = x.reshape(len(x), -1, width), table.reshape(-1, width)
         if num_prefix:
             prefix = Learned("table", (num_prefix, width), name="prefix")(x.dtype)
-            prefix = jnp.broadcast_to(prefix, (len(x), *prefix.shape))
-            x = jnp.concatenate([prefix, x], 1)
+            table = jnp.concatenate([prefix, table])
+            x = jnp.pad(x, ((0, 0), (num_prefix, 0), (0, 0)))
+        x = x + table[None]
         x = norm("norm_pre")(x) if pre_norm else x
         first = functools.partial(with_remat(Block, remat), **settings)
         block = functools.partial(Block, **settings)

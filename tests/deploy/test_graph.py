@@ -31,6 +31,11 @@ NETWORKS = {
         "patch_size": 6,
         "embedding_dim": 5,
     },
+    "vision_transformer": {
+        **{"width": 16, "depth": 2, "num_heads": 2, "patch_size": 6},
+        **{"registers": 2, "layer_scale": 0.5},
+    },
+    "convnext": {"blocks": (1, 4), "widths": (4, 6)},
     "reid": {"num_classes": 5, "blocks": (1,), "widths": (4,), "neck_dim": 8},
     "leaf_celeba": {"num_classes": 5, "widths": (4, 4)},
 }
