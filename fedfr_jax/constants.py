@@ -9,7 +9,6 @@ neither carried by a loop nor returned.
 import contextlib
 import contextvars
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,32 +18,27 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.schema import is_traced
 from fedfr_jax.types import PyTree
 
-_ALIVE: "weakref.WeakValueDictionary[int, Constant]" = weakref.WeakValueDictionary()
-_ARGUMENTS: contextvars.ContextVar[Mapping[int, PyTree]] = contextvars.ContextVar(
-    "arguments of the program that is traced", default=MappingProxyType({})
+_VALUES: contextvars.ContextVar[Mapping[int, PyTree]] = contextvars.ContextVar(
+    "values of constants while a function is traced", default=MappingProxyType({})
 )
-
-
-@contextlib.contextmanager
-def _values(constants: Mapping[int, PyTree]) -> Iterator[None]:
-    token = _ARGUMENTS.set({**_ARGUMENTS.get(), **constants})
-    try:
-        yield
-    finally:
-        _ARGUMENTS.reset(token)
+_READ: contextvars.ContextVar["list[Constant] | None"] = contextvars.ContextVar(
+    "constants that a function has read", default=None
+)
 
 
 class Constant:
     """A tree of arrays, whose shapes are known before its numbers."""
 
+    created = 0  # how many there have been
+
     def __init__(self, shapes: PyTree):
         self.shapes = shapes
+        self.number = Constant.created = Constant.created + 1
         self._arrays: PyTree = None
         self._placed: dict[Mesh, PyTree] = {}
-        self._number = max(_ALIVE, default=0) + 1
-        _ALIVE[self._number] = self
 
     @property
     def is_set(self) -> bool:
@@ -53,38 +47,59 @@ class Constant:
 
     @property
     def value(self) -> PyTree:
-        """The program's argument; elsewhere the arrays, or zeros to be traced."""
-        argument = _ARGUMENTS.get().get(self._number)
+        """The program's argument; elsewhere the arrays, or zeros until they are set."""
+        read = _READ.get()
+        if read is not None and self not in read:
+            read.append(self)
+        argument = _VALUES.get().get(self.number)
         if argument is not None:
             return argument
-        if self.is_set:
-            return self._arrays
+        return self.zeros() if self._arrays is None else self._arrays
+
+    def zeros(self) -> PyTree:
+        """Numbers of which only the shapes count."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.shapes)
 
-    def bound(self, value: PyTree) -> contextlib.AbstractContextManager[None]:
-        """Context in which a function that is traced reads `value`."""
-        return _values({self._number: value})
+    @contextlib.contextmanager
+    def bound(self, value: PyTree) -> Iterator[None]:
+        """Let a function that is traced read `value`."""
+        token = _VALUES.set({**_VALUES.get(), self.number: value})
+        try:
+            yield
+        finally:
+            _VALUES.reset(token)
 
     def set(self, arrays: PyTree) -> None:
-        """Set the numbers of the programs that run from now on."""
-        self._arrays, self._placed = arrays, {}
+        """Set the numbers of the programs that run from now on, unless it is traced."""
+        if not any(map(is_traced, jax.tree.leaves(arrays))):
+            self._arrays, self._placed = arrays, {}
 
     def on(self, mesh: Mesh, placement: Callable) -> PyTree:
-        """The arrays on a mesh, or on described devices shapes; None until then.
+        """The arrays on a mesh.
 
         Args:
           placement: (mesh, tree) -> sharding of each leaf.
+
+        Raises:
+          ValueError: before they are set.
         """
-        if meshes.available_devices():
-            return meshes.shapes_at(self.shapes, placement(mesh, self.shapes))
-        if self.is_set and mesh not in self._placed:
+        if self._arrays is None:
+            raise ValueError(
+                "a model's frozen leaves must be set before it is trained, got none. "
+                "Give their variables to ff.with_frozen."
+            )
+        if mesh not in self._placed:
             shardings = placement(mesh, self._arrays)
             self._placed[mesh] = meshes.put_global(self._arrays, shardings)
-        return self._placed.get(mesh)
+        return self._placed[mesh]
+
+    def shapes_on(self, mesh: Mesh, placement: Callable) -> PyTree:
+        """Shapes of the arrays on a mesh."""
+        return meshes.shapes_at(self.shapes, placement(mesh, self.shapes))
 
 
 class Jitted:
-    """A compiled function of all `Constant`s that there are at its first call.
+    """A compiled function; the `Constant`s that it reads are its first argument.
 
     Args:
       placement: (mesh, tree) -> sharding of each leaf of the constants.
@@ -93,34 +108,59 @@ class Jitted:
 
     def __init__(self, function: Callable, mesh: Mesh, placement: Callable, **options):
         @functools.wraps(function)  # the program has its name
-        def run(constants, *arguments):
-            with _values(constants):
+        def run(values, *arguments):
+            with contextlib.ExitStack() as stack:
+                for constant in self._constants or ():
+                    stack.enter_context(constant.bound(values[constant.number]))
                 return function(*arguments)
 
-        if "donate_argnums" in options:  # `constants` come first
+        if "donate_argnums" in options:  # the constants come first
             options["donate_argnums"] += 1
+        self._plain = function
         self._function: Any = jax.jit(run, **options)
-        self._place = lambda constant: constant.on(mesh, placement)
-        self._constants: dict[int, Constant] | None = None
+        self._place = mesh, placement
+        self._constants: list[Constant] | None = None
 
-    def _arguments(self) -> dict[int, PyTree]:
+    def _with_constants(self, value_of: Callable, arguments: tuple) -> tuple:
         if self._constants is None:
-            self._constants = dict(_ALIVE)
-        placed = {number: self._place(x) for number, x in self._constants.items()}
-        return {number: x for number, x in placed.items() if x is not None}
+            self._constants = _read_by(self._plain, arguments)
+        return {x.number: value_of(x) for x in self._constants}, *arguments
 
     def __call__(self, *arguments):
-        return self._function(self._arguments(), *arguments)
+        value_of = lambda constant: constant.on(*self._place)
+        return self._function(*self._with_constants(value_of, arguments))
+
+    def shapes(self, *arguments) -> PyTree:
+        """Shapes of the results; arguments may be shapes."""
+        return jax.eval_shape(self._plain, *arguments)
 
     def lower(self, *arguments) -> jax.stages.Lowered:
         """Lower, as a jitted function does."""
-        return self._function.lower(self._arguments(), *arguments)
+
+        def value_of(constant):
+            if constant.is_set and not meshes.available_devices():
+                return constant.on(*self._place)
+            return constant.shapes_on(*self._place)
+
+        return self._function.lower(*self._with_constants(value_of, arguments))
 
     def num_compiled(self) -> int:
         """Number of compilations so far."""
         return self._function._cache_size()
 
 
+def _read_by(function: Callable, arguments: tuple) -> list[Constant]:
+    """Constants that a function reads, of arguments or their shapes."""
+    if not Constant.created:
+        return []
+    token = _READ.set(read := [])
+    try:
+        jax.eval_shape(function, *arguments)
+    finally:
+        _READ.reset(token)
+    return read
+
+
 def jit(function: Callable, mesh: Mesh, placement: Callable, **options) -> Jitted:
-    """`jax.jit(function, **options)` with arguments for all `Constant`s."""
+    """`jax.jit(function, **options)` of the `Constant`s that it reads too."""
     return Jitted(function, mesh, placement, **options)

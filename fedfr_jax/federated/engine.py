@@ -286,11 +286,11 @@ class Round(NamedTuple):
     # a round of one segment; metrics are {name: [K]}
     run_whole: Any
     # start(server, rows, slots, table, constants) -> total, zeros
-    start: Callable
+    start: Any
     # run(total, server, rows, slots, table, constants) -> (total, LaneOutput [A, w, L])
     run: Any
     # finish(server, total, [LaneOutput], order, constants) -> (server, metrics)
-    finish: Callable
+    finish: Any
     # run_rounds(server, rows [U, ...], count, CallInputs, table, constants) -> (server,
     # rows, metrics {name: [n, K]}, is_finite [n]): the first `count` of n rounds
     run_rounds: Any
@@ -336,6 +336,10 @@ class Program:
     def lower(self, *arguments) -> jax.stages.Lowered:
         """Lower, as a jitted function does."""
         return self._function.lower(*arguments)
+
+    def shapes(self, *arguments) -> PyTree:
+        """Shapes of the results; arguments may be shapes."""
+        return self._function.shapes(*arguments)
 
     def num_compiled(self) -> int:
         """Number of compilations so far."""

@@ -105,8 +105,8 @@ def _segment_programs(sim, server, rows, slots, order, dataset, constants) -> Pr
     rows, slots = jax.tree.map(cut_waves, (rows, slots))
     segment = rows, slots, sim.data.shapes(size), constants
     run, finish = sim.programs.run, sim.programs.finish
-    total = shard(jax.eval_shape(sim.programs.start, server, *segment))
-    _, output = jax.eval_shape(run, total, server, *segment)
+    total = shard(sim.programs.start.shapes(server, *segment))
+    _, output = run.shapes(total, server, *segment)
     outputs = [shard(output._replace(personal=()))] * size.segments
     return {
         "segment": run.lower(total, server, *segment),

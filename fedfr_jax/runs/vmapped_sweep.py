@@ -143,6 +143,11 @@ def train_stage(
     federation, population = first.federation, first.task.population
     all_trainers = [member.experiment.stages[name].trainer for member in members]
     trainers = [x for x in all_trainers if isinstance(x, FederatedTrainer)]
+    if any(trainer.frozen_model for trainer in trainers):
+        raise ValueError(
+            f"config.methods.{name}: a vmapped sweep cannot have frozen leaves or "
+            "adapters. Remove --vmap."
+        )
     runs = sweep(
         lambda numbers: build_trainer(name, numbers).algorithm,
         first.batching,

@@ -136,3 +136,22 @@ def test_lanes_that_no_round_fills_are_said():
         assert re.search(words, run.sim.idle_lanes) and bool(words) == bool(
             run.sim.idle_lanes
         )
+
+
+def test_leaves_that_are_not_set_are_refused_and_shapes_set_nothing():
+    model = ff.with_frozen(MODEL, PATTERN)
+    with pytest.raises(ValueError, match="frozen leaves must be set before it is trai"):
+        play(model, model.init(jax.random.key(0)))
+    jax.eval_shape(lambda variables: set_frozen(model, variables), VARIABLES)
+    assert not model.frozen.is_set
+    set_frozen(model, VARIABLES)
+    play(model, ff.moving_variables(model, VARIABLES), rounds=1)
+
+
+def test_a_program_takes_the_constants_that_it_reads_alone():
+    model, other = frozen_model(), frozen_model()
+    run = play(model, ff.moving_variables(model, VARIABLES), rounds=1)
+    assert other.frozen.is_set
+    arguments = round_arguments(run.sim, run.server)
+    (constants, *_), _ = run.sim.programs.run_whole.lower(*arguments).in_avals
+    assert [*constants] == [model.frozen.number]

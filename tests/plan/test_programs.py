@@ -91,6 +91,13 @@ def test_the_program_from_shapes_is_the_program_of_the_run():
     assert list(found) == ["round"] and [found["round"].as_text()] == texts
 
 
+def test_a_streamed_round_on_cpus_is_compiled_by_segments():
+    federation = {**CLASSES["federation"], "data_placement": "stream"}
+    with here():
+        found = stage_programs(build({**CLASSES, "federation": federation}), "fedavg")
+    assert [*found] == ["segment", "finish"]
+
+
 @pytest.mark.parametrize("place", ["device", "stream"])
 def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run(place):
     federation = {**CLASSES["federation"], "rounds": 4, "rounds_per_call": 2}

@@ -70,3 +70,12 @@ def test_another_base_is_refused(tmp_path):
     weights_of(path, 1.1)
     with pytest.raises(ValueError, match=r"frozen.json: the frozen leaves must be"):
         run_experiment(build(config(path=path, rounds=3)), workdir)
+
+
+def test_a_vmapped_sweep_of_frozen_leaves_is_refused(tmp_path):
+    from fedfr_jax.runs.vmapped_sweep import SweepMember, train_stage
+
+    experiment = build(config())
+    member = SweepMember(experiment, tmp_path, {})
+    with pytest.raises(ValueError, match="methods.x: a vmapped sweep cannot have froz"):
+        train_stage([member], "x", [None], experiment.with_hyperparameters)
