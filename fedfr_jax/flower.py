@@ -162,6 +162,11 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
             "config.federation cannot have systems or straggler_fraction with Flower: "
             "real clients fail and take time anyway. Remove them."
         )
+    if trainer.frozen_model is not None:
+        raise ValueError(
+            "Flower cannot train a method with frozen leaves or an adapter. Remove "
+            "`frozen` and `adapter`."
+        )
     if trainer.final_adaptation:
         raise ValueError(
             "Flower cannot run the round of all clients after the last one. Remove its "

@@ -54,6 +54,11 @@ def keep_features(
     Raises:
       ValueError: for a place where no features can be kept.
     """
+    if place == "disk" and jax.process_count() > 1:
+        raise ValueError(
+            "features must be auto, off, device or host with several processes, got "
+            "'disk'."
+        )
     if place == "off":
         return Kept(table, batching, "frozen leaves run in every step")
     reason = why_not(model, table, batching)
@@ -77,10 +82,19 @@ def why_not(model: Model, table: Dataset | Stream, batching: Batching) -> str | 
         return "the augmentation has views that cannot be counted"
     if {*table.targets} - {"label"}:
         return "targets are images, which an augmentation changes too"
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    x, key = input_structs(model.input_shape, 2), jax.random.key(0)
-    if not cut(model, variables, x, True, key).has_work:
+    variables, key = jax.eval_shape(model.init, jax.random.key(0)), jax.random.key(0)
+
+    def at(size):
+        x = input_structs(model.input_shape, size)
+        return cut(model, variables, x, True, key)
+
+    if not at(2).has_work:
         return "the first layer is trained"
+    two, three = at(2).crossing, at(3).crossing
+    if [(2 * x.shape[0], x.shape[1:]) for x in three] != [
+        (3 * x.shape[0], x.shape[1:]) for x in two
+    ]:
+        return "what frozen layers make of an example depends on its batch"
     return None
 
 
@@ -125,7 +139,8 @@ def choose_place(num_bytes: int, mesh: Mesh) -> FeaturePlace | None:
     fits = lambda free: free is not None and SHARE * num_bytes <= free
     if fits(meshes.free_bytes(mesh)):
         return "device"
-    return "host" if fits(meshes.free_host_bytes()) else None
+    free = meshes.local_min(meshes.free_host_bytes(), is_shared=True)
+    return "host" if fits(free) else None
 
 
 def compute(

@@ -64,13 +64,13 @@ def _selection(pattern: str) -> Callable[[PyTree], PyTree]:
     find, find_any = trees.matching(pattern), trees.matching(pattern, min_leaves=0)
 
     def select(variables):
-        params, stats = variables["params"], variables["batch_stats"]
-        either = jax.tree.map(
-            lambda a, b: a or b,
-            find_any({"batch_stats": stats})["batch_stats"],
-            find_any({"params": stats})["params"],
-        )
-        return {"params": find({"params": params})["params"], "batch_stats": either}
+        params = find({"params": variables["params"]})["params"]
+        stats = find_any({"batch_stats": variables["batch_stats"]})["batch_stats"]
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        layers = {path[:-1] for path, is_frozen in leaves if is_frozen}
+        of_layer = lambda path, is_frozen: is_frozen or path[:-1] in layers
+        stats = jax.tree_util.tree_map_with_path(of_layer, stats)
+        return {"params": params, "batch_stats": stats}
 
     return select
 

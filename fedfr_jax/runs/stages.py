@@ -32,7 +32,12 @@ from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import read_central, train_central, training_flops
-from fedfr_jax.runs.checkpoint import check_end, checkpoint_numbers, stage_accountant
+from fedfr_jax.runs.checkpoint import (
+    check_end,
+    checkpoint_numbers,
+    is_trained,
+    stage_accountant,
+)
 from fedfr_jax.runs.costs import Evaluations, note_privacy, with_spent
 from fedfr_jax.runs.evaluation_record import with_prefix
 from fedfr_jax.runs.frozen_base import check_base, with_base, with_features
@@ -106,12 +111,15 @@ def start_stage(
     mesh, batching = experiment.mesh, experiment.batching
     dataset = place_examples(experiment.task.dataset, mesh)
     start = trainer.init_variables(variables)
+    if is_trained(folder):
+        check_base(trainer, folder, is_new=False)
     if not is_read_only:
         dataset, batching = with_features(trainer, dataset, batching, mesh, folder)
     sim = build_stage_simulation(experiment, trainer, dataset, batching)
     server = start_simulation(sim, start)
     state = loop.resume(sim, server, folder, is_read_only=is_read_only, **options)
-    check_base(trainer, folder, is_new=not state.first)
+    if not state.first and not is_read_only:
+        check_base(trainer, folder, is_new=True)
     if (text := sim.idle_lanes) and meshes.is_first_process():
         print(f"{folder.name}: {text}", flush=True)
     return state._replace(sim=with_counted_work(state.sim, state.server))

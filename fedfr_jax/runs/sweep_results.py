@@ -21,6 +21,7 @@ import jax
 from fedfr_jax import manifest, trees
 from fedfr_jax.json_files import parse_json_lines
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
+from fedfr_jax.models.frozen import whole_variables
 from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
@@ -118,6 +119,13 @@ class RunSizes(NamedTuple):
     flops: int
 
 
+def initial_variables(trainer: FederatedTrainer) -> PyTree:
+    """All variables of a network at its start, frozen ones too."""
+    start = trainer.init_variables(None)
+    model = trainer.frozen_model
+    return start if model is None else whole_variables(model, start)
+
+
 def count_sizes(experiment: Experiment) -> RunSizes:
     """Count parameters and FLOPs from shapes, without training or compiling."""
     trainer = next(iter(experiment.stages.values())).trainer
@@ -125,7 +133,7 @@ def count_sizes(experiment: Experiment) -> RunSizes:
         whole = jax.eval_shape(trainer.init, jax.random.key(0))
         variables = jax.eval_shape(trainer.global_model, whole)
     else:
-        whole = variables = jax.eval_shape(trainer.init_variables, None)
+        whole = variables = jax.eval_shape(lambda: initial_variables(trainer))
     input_shape = experiment.task.dataset.input_shape
     inputs = input_structs(input_shape)
     output = jax.eval_shape(trainer.apply_global, variables, inputs)

@@ -298,9 +298,10 @@ def with_adapter_leaves(facts: Facts, config: AdapterConfig) -> tuple[Facts, str
     start = facts.start or (lambda variables: facts.initial())
     key = jax.random.fold_in(jax.random.key(facts.seed), 1)
     of_network = lambda x: model if x is facts.model else x
+    compiled: Any = facts.apply  # which would not see the adapter's calls
     facts = facts._replace(
         model=model,
-        apply=jax.jit(with_calls(config.adapter.call)(facts.apply)),
+        apply=jax.jit(with_calls(config.adapter.call)(compiled.__wrapped__)),
         start=lambda variables: adapted_variables(model, start(variables), key),
         offers={name: of_network(x) for name, x in facts.offers.items()},
     )

@@ -2,9 +2,11 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import fedfr_jax as ff
 from fedfr_jax.data.augment import horizontal_flip, pad_and_crop
@@ -13,6 +15,7 @@ from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated import feature_cache
 from fedfr_jax.federated.feature_cache import keep_features
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.linen import from_linen
 from fedfr_jax.tasks.classification import cross_entropy
 
 SIDE, NUM_CLIENTS, EACH = (8, 8, 3), 4, 6
@@ -124,3 +127,19 @@ def test_features_of_streamed_images_are_the_same():
         for table in (streamed, data().dataset)
     ]
     chex.assert_trees_all_close(*(table.inputs for table in tables), rtol=1e-5)
+
+
+class Swapped(nn.Module):
+    """Pixels first, then examples, between a frozen layer and a trained one."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dense(4, name="first")(x.reshape(len(x), -1, 3))
+        return nn.Dense(3, name="last")(jnp.swapaxes(x, 0, 1)).mean(0)
+
+
+def test_features_whose_first_axis_is_not_the_examples_are_not_kept():
+    network = from_linen(Swapped(), SIDE, 3)
+    model = ff.with_frozen(network, "params/first", network.init(jax.random.key(0)))
+    kept = keep_features(model, data().dataset, Batching(2), ff.make_mesh(1), "auto")
+    assert "an example depends on its batch" in kept.text

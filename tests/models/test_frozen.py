@@ -134,3 +134,13 @@ def test_other_numbers_take_the_place_of_frozen_ones():
     np.testing.assert_allclose(
         frozen.output(moving, x), model.output(other, x), rtol=1e-5
     )
+
+
+def test_statistics_are_frozen_with_their_layer_however_its_leaves_are_named():
+    model, _ = NETWORKS["resnet"]
+    whole, by_leaf = (
+        with_frozen(model, pattern).frozen.shapes
+        for pattern in ("params/stem/", r"params/stem/.*(kernel|scale|bias)$")
+    )
+    assert jax.tree.leaves(whole["batch_stats"])
+    assert whole == by_leaf

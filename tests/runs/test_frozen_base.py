@@ -1,14 +1,17 @@
 """Stages whose method has frozen leaves."""
 
 import chex
+import jax
 import numpy as np
 import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.config.build import build
+from fedfr_jax.models.frozen import whole_variables
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.stages import start_stage
+from fedfr_jax.runs.sweep_results import count_sizes
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.ci
@@ -79,3 +82,25 @@ def test_a_vmapped_sweep_of_frozen_leaves_is_refused(tmp_path):
     member = SweepMember(experiment, tmp_path, {})
     with pytest.raises(ValueError, match="methods.x: a vmapped sweep cannot have froz"):
         train_stage([member], "x", [None], experiment.with_hyperparameters)
+
+
+@pytest.mark.parametrize(
+    "method", [{}, {"frozen": "", "adapter": {"name": "lora", "rank": 1}}]
+)
+def test_a_sweep_counts_all_of_the_network(method):
+    found = count_sizes(build(config(**method)))
+    plain = count_sizes(build(config(frozen="")))
+    assert found.params_backbone >= plain.params_backbone > 0
+
+
+def test_adapters_of_two_methods_are_evaluated_each_with_its_own_factor():
+    outputs = []
+    for alpha in (1.0, 50.0):
+        adapter = {"name": "lora", "rank": 1, "alpha": alpha}
+        trainer = build(config(frozen="", adapter=adapter)).stages["x"].trainer
+        start = whole_variables(trainer.frozen_model, trainer.init_variables(None))
+        ones = jax.tree_util.tree_map_with_path(
+            lambda path, x: x + 0.1 * (path[-1].key == "lora_b"), start
+        )
+        outputs.append(trainer.apply(ones, np.ones((1, *tiny.SHAPE), np.float32)))
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
