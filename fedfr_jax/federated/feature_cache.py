@@ -15,13 +15,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.files import cache_folder, replace_file
 from fedfr_jax.models.frozen_prefix import FEATURES, cut, features_of
-from fedfr_jax.types import Augment, Dataset, FeaturePlace, Model, input_structs
+from fedfr_jax.types import Augment, Dataset, FeaturePlace, Model, PyTree, input_structs
 
 SHARE = 4  # of what is free, `auto` takes this part at most
 CHUNK = 64  # batches of a device that are computed at a time
@@ -181,10 +182,18 @@ def digest(model: Model, size: FeatureSize) -> str:
     """Digest of the frozen leaves and of the program that makes features of them."""
     x = input_structs(model.input_shape, 2)
     program = jax.make_jaxpr(features_of(model))(model.frozen.shapes, x)
-    total = hashlib.sha256(f"{program}{size}".encode())
-    for leaf in jax.tree.leaves(model.frozen.value):
-        total.update(np.asarray(leaf).tobytes())
-    return total.hexdigest()[:32]
+    parts = f"{program}{size}{digest_leaves(model.frozen.value)}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+def digest_leaves(frozen: PyTree) -> str:
+    """SHA-256 of the names, shapes and numbers of frozen leaves."""
+    total = hashlib.sha256()
+    for name, leaf in trees.by_name(frozen).items():
+        array = np.asarray(leaf)
+        total.update(f"{name} {array.dtype} {array.shape}".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
 
 
 def read_file(path, size: FeatureSize, rows: Callable) -> np.ndarray | None:

@@ -1,7 +1,7 @@
 """The frozen leaves of a stage: named by their digest, and in no checkpoint."""
 
-import hashlib
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -9,20 +9,10 @@ from jax.sharding import Mesh
 
 from fedfr_jax import manifest, trees
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.feature_cache import keep_features
-from fedfr_jax.types import FederatedTrainer, PyTree
+from fedfr_jax.federated.feature_cache import digest_leaves, keep_features
+from fedfr_jax.types import FederatedTrainer
 
 FILE = "frozen.json"
-
-
-def digest_leaves(frozen: PyTree) -> str:
-    """SHA-256 of the names, shapes and numbers of frozen leaves."""
-    total = hashlib.sha256()
-    for name, leaf in trees.by_name(frozen).items():
-        array = np.asarray(leaf)
-        total.update(f"{name} {array.dtype} {array.shape}".encode())
-        total.update(array.tobytes())
-    return total.hexdigest()
 
 
 def check_base(trainer: FederatedTrainer, folder: pathlib.Path, is_new: bool) -> None:
@@ -59,8 +49,11 @@ def with_features(
     return kept.table, kept.batching
 
 
-def with_base(trainer: FederatedTrainer, mesh: Mesh, of_client):
-    """Client, or clients [A], -> all variables of their models, of those that move."""
+def with_base(trainer: FederatedTrainer, mesh: Mesh, of_client: Callable) -> Callable:
+    """Build client -> all variables of its model, of `of_client`: those that move.
+
+    Clients [A] of the devices give [A, ...], as `TrainedModels.client_variables`.
+    """
     if trainer.frozen_model is None:
         return of_client
     frozen, copies = trainer.frozen_model.frozen.value, {}
