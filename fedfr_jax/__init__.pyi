@@ -47,6 +47,7 @@ from fedfr_jax.federated.algorithms.fedfr import fedfr as fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin as fedmargin
 from fedfr_jax.federated.algorithms.fedreid import cdw as cdw
 from fedfr_jax.federated.algorithms.fedreid import kd as kd
+from fedfr_jax.federated.algorithms.one_shot import one_shot as one_shot
 from fedfr_jax.federated.algorithms.personal import top_blocks as top_blocks
 from fedfr_jax.federated.algorithms.personal import (
     with_batch_stats as with_batch_stats,

@@ -40,10 +40,12 @@ def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
       given: of FACTS, what the task offers.
     """
     lacking = FACTS - {*given}
+    more = {"one_shot": {"frozen": f"^params/(?!{head.removeprefix('params/')}/)"}}
     return {
         name: {
             "learning_rate": rate,
             "algorithm": {"name": name, **required(name, head)},
+            **more.get(name, {}),
         }
         for name in sorted(ALGORITHMS)
         if not (asked(name) | identities(name)) & lacking

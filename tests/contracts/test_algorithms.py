@@ -140,6 +140,20 @@ def _built(name, local, **settings):
     return ALGORITHMS[name](local, **settings)
 
 
+LAYER = {"head": {"kernel": np.ones((6, CLASSES)), "bias": np.zeros(CLASSES)}}
+LAYER, NO_STATS = jax.tree.map(np.float32, LAYER), {"batch_stats": {}}
+
+
+def linear_features(variables, x, train, key=None):
+    """Logits of inputs, the inputs, no statistics: a layer behind a frozen network."""
+    del train, key
+    layer = variables["params"]["head"]
+    return x @ layer["kernel"] + layer["bias"][None], x, {}
+
+
+LINEAR = MODEL._replace(
+    init=lambda key: {"params": LAYER, **NO_STATS}, apply_with_features=linear_features
+)
 IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
 SEEN = {"model": MODEL, "shared": PublicImages(IMAGES, Batching(batch_size=4))}
 MEMBERS = {
@@ -173,6 +187,7 @@ MEMBERS = {
     "mime": Member(tiny("mime")),
     "mimelite": Member(tiny("mimelite")),
     "moon": Member(tiny("moon", LOCAL._replace(loss=contrasted))),
+    "one_shot": Member(tiny("one_shot", model=LINEAR), {"params": LAYER, **NO_STATS}),
     "perfedavg": Member(tiny("perfedavg", inner_learning_rate=0.1, order="hf")),
     "ifca": Member(tiny("ifca", init_noise=0.5)),
     "pfedme": Member(tiny("pfedme", personal_learning_rate=0.05)),
@@ -227,7 +242,8 @@ for name in sorted(ALGORITHMS.keys() - {"finch"}):  # whose updates are no sum
         build=lambda b=inner.build: with_aggregation(b(), *(make() for make in IDLE))
     )
 KEPT = "params/bias"
-for name in sorted(ALGORITHMS):  # under contract with a personal leaf
+SENDS_LEAVES = ALGORITHMS.keys() - {"one_shot"}
+for name in sorted(SENDS_LEAVES):  # under contract with a personal leaf
     build, variables = MEMBERS[name]
     kept = HEAD if name == "fedfr" else KEPT
     own = functools.partial(

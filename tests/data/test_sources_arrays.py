@@ -95,6 +95,17 @@ def test_omniglot_is_white_ink_with_drawers_and_names(characters):
     assert omniglot(characters).input_shape == (28, 28, 1)
 
 
+def test_a_part_of_the_characters_keeps_their_images_and_drawers(characters):
+    whole, part = omniglot(characters), omniglot(characters, classes=(1, 3))
+    assert part.names == whole.names[1:] and part.labels.tolist() == [0] * 4 + [1] * 4
+    assert part.cameras.tolist() == [0, 1, 2, 3] * 2
+    rows = np.arange(8)
+    np.testing.assert_array_equal(part.read(rows), whole.read(rows + 4))
+    for classes in ((0, 1), (1, 4), (2, 1)):
+        with pytest.raises(ValueError, match="classes must be .* of 2 or more of 3"):
+            omniglot(characters, classes=classes)
+
+
 def test_drawers_are_counted_within_characters_in_any_order(characters):
     with np.load(characters / "images_background.npz") as stored:
         images = stored["images"]

@@ -401,8 +401,8 @@ OFFERS = {
         {"model", "num_clients", "num_classes"},
         "params/classifier",
         {
-            **{"fedaws": CLASS_VECTORS, "fedfr": PUBLIC_IDS},
-            **{"finch": "public data", "kd": "public data"},
+            **dict.fromkeys(("fedaws", "one_shot"), CLASS_VECTORS),
+            **{"fedfr": PUBLIC_IDS, "finch": "public data", "kd": "public data"},
         },
     ),
     "reid": (
@@ -410,14 +410,16 @@ OFFERS = {
         "params/neck/",
         {
             **{"afl": ONE_SET, "fedmargin": ONE_SET},
-            **{"fedaws": CLASS_VECTORS, "fedfr": PUBLIC_IDS},
+            **dict.fromkeys(("fedaws", "one_shot"), CLASS_VECTORS),
+            "fedfr": PUBLIC_IDS,
         },
     ),
     "faces": (
         {"model", "num_clients", "identities"},
         "params/(head|backbone/fc)",
         {
-            **{"afl": ONE_SET, "fedmargin": ONE_SET, "fedaws": CLASS_VECTORS},
+            **{"afl": ONE_SET, "fedmargin": ONE_SET},
+            **dict.fromkeys(("fedaws", "one_shot"), CLASS_VECTORS),
             **{"finch": "public data", "kd": "public data"},
             **{"feddane": "a classifier on", "mime": "a classifier on"},
         },

@@ -20,7 +20,12 @@ from fedfr_jax.data.sources.decoding import (
     parse_size,
     prepare_image,
 )
-from fedfr_jax.data.sources.selection import check_unique, keep_identities, stored_rows
+from fedfr_jax.data.sources.selection import (
+    check_unique,
+    keep_identities,
+    keep_rows,
+    stored_rows,
+)
 from fedfr_jax.files import check_bytes, read_array, read_csv
 from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
@@ -141,6 +146,7 @@ def omniglot(
     *,
     image_size: ImageSize = 28,
     channels: Channels = 1,
+    classes: tuple[Whole, Whole] | None = None,
 ) -> Source:
     """Omniglot's background set: white ink on black, one identity per character.
 
@@ -148,6 +154,9 @@ def omniglot(
     [M, 20]) and classes.csv (label, alphabet, character). Names are
     <alphabet>/<character>; camera = drawer 0..19 (the same 20 people within one
     alphabet, others in the next).
+
+    Args:
+      classes: (first, end) of the characters that are kept, in the order of the labels.
     """
     source = arrays(
         pathlib.Path(data_dir, "images_background.npz"),
@@ -164,12 +173,21 @@ def omniglot(
             f"{path} must have a row for every label, got none for {missing[0]}."
         )
     # A character's images are in the order of the drawers, characters in any.
-    order = np.argsort(source.labels, kind="stable")
-    grouped = source.labels[order]
+    labels = source.labels
+    order = np.argsort(labels, kind="stable")
+    grouped = labels[order]
     drawers = np.empty(len(order), np.int32)
     drawers[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
     names = tuple(names[label] for label in source.names)
-    return source._replace(names=names, cameras=drawers)
+    source = source._replace(names=names, cameras=drawers)
+    if classes is None:
+        return source
+    first, end = classes
+    if not first + 2 <= end <= len(names):
+        raise ValueError(
+            f"classes must be (first, end) of 2 or more of {len(names)}, got {classes}."
+        )
+    return keep_rows(source, np.flatnonzero((labels >= first) & (labels < end)))
 
 
 def cifar100(
