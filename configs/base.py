@@ -14,6 +14,18 @@ MCLR = {
 NO_TERMS = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 FEDAVG = {"algorithm": {"name": "fedfr", **NO_TERMS}}
 FEDFR = {"algorithm": "fedfr"}
+# DINOv2's ViT-S/14 with registers, and the pixels that it and torchvision's were given.
+DINOV2_SMALL = {
+    "name": "vision_transformer",
+    "patch_size": 14,
+    "layer_scale": 1e-5,
+    "registers": 4,
+}
+IMAGENET_PIXELS = {
+    "name": "normalize",
+    "mean": (123.675, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.375),
+}
 
 
 def get_config():
@@ -275,6 +287,26 @@ def fedmargin_rows(head_epochs, *, central=None, margins=None, **common):
         own = {"kind": "central", "flip_probability": 0.0, **central}
         rows["central"] = {**own, "learning_rate": common["learning_rate"]}
     return rows
+
+
+def adapter_rows(targets, *, rank=8, head=None, **common):
+    """A linear probe and LoRA, whose pairs are averaged, or stay with the clients.
+
+    Args:
+      targets: pattern of the layers that LoRA changes.
+      head: pattern of what is trained beside it; None is the last layer.
+      common: what all rows share, such as learning_rate.
+    """
+    head = {} if head is None else {"head": head}
+    lora = {"name": "lora", "rank": rank, "alpha": 2.0 * rank, "targets": targets}
+    rows = {
+        "probe": {"adapter": {"name": "head", **head}},
+        "lora": {"adapter": {**lora, **head}},
+        # A stays as it was drawn: the mean of B is the mean of the products.
+        "ffa_lora": {"adapter": {**lora, **head, "train_a": False}},
+        "personal_lora": {"adapter": {**lora, **head}, "personal": "lora_[ab]$"},
+    }
+    return {name: {**common, **row} for name, row in rows.items()}
 
 
 def fedreid_rows(local, *, every, epochs, **central):

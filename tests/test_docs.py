@@ -33,7 +33,7 @@ BLOCK = re.compile(
 )
 # Pages whose code other tests run in part, or that compile much.
 SLOW = ("index", "first-run", "own-algorithm", "scaling-law")
-SLOW += ("personal-layers", "faces-folder")
+SLOW += ("personal-layers", "faces-folder", "foundation-model")
 SMALLER = ("--config.pretrain.epochs=1", "--config.federation.rounds=1")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 from functools import partial
 
 import jax
@@ -103,6 +104,15 @@ def test_an_own_algorithm_takes_personal_layers():
 def test_personal_layers_learn_what_one_model_cannot():
     found = load("personal_layers").main(rounds=4)
     assert found["personal classifier"] > found["fedavg"] + 0.2
+
+
+def test_lora_learns_new_digits_and_sends_less_than_all(tmp_path, capsys):
+    sizes = {"rounds": 5, "epochs": 3, "num_clients": 100}
+    found = load("foundation_model").main(**sizes, folder=tmp_path)
+    sent = [int(x) for x in re.findall(r"(\d+) kB", capsys.readouterr().out)]
+    assert found["LoRA"] > 0.3  # of five digits
+    assert sent[0] < sent[1] < sent[2] / 4
+    assert (tmp_path / "adapter_config.json").exists()
 
 
 def test_a_sweep_ends_in_a_scaling_law(capsys):

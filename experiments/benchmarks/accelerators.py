@@ -230,6 +230,23 @@ PROGRAMS |= {
 }
 
 
+# Tokens of 64 lanes x 8 images, width 384: one product of all rows with each of the
+# twelve blocks' four frozen matrices, and its transpose; LoRA's are a lane's own.
+PROGRAMS["vit_s_lora"] = Program(
+    "FedAvg of LoRA, rank 8: ViT-S/16 at 224 pixels in bfloat16, batch 8, 64 lanes",
+    "lora",
+    (
+        *small_cnn(64).words,
+        blank(num_identities=10, images_per_identity=2000, image_size=224),
+        "--config.federation.batch_size=8",
+        '--config.model={"name": "vision_transformer", "dtype": "bfloat16"}',
+        '--config.methods={"lora": {"learning_rate": 0.05, "adapter": {"name": "lora",'
+        ' "rank": 8, "targets": "qkv|proj"}}}',
+    ),
+    devices=("v5p:2x2x1",),
+)
+
+
 def r1200(
     classes: int,
     rule: str,

@@ -13,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / ".venv-bench"
 TORCH = "torch==2.13.0"  # one version for all that compute with it
+PEFT = "peft==0.21.2"  # of vit_lora
 TFF = """absl-py==1.4.0 attrs~=23.1 cachetools~=5.3 dm-tree==0.1.8 dp-accounting==0.4.3
 googleapis-common-protos==1.61.0 jax==0.4.18 jaxlib==0.4.18 numpy~=1.25 portpicker~=1.6
 scipy<1.12 setuptools<80 tensorflow==2.14.* tqdm~=4.64 typing-extensions==4.5.*"""
@@ -22,11 +23,11 @@ tensorflow-probability==0.22.*"""
 TFF_REST = """cloudpickle decorator matplotlib<3.9 pandas<2.2 scikit-learn<1.5
 statsmodels<0.14.2 tensorflow-estimator==2.14.*"""
 RECIPES = {
-    "torch": (f"{TORCH} numpy",),
+    "torch": (f"{TORCH} {PEFT} numpy",),
     "fedjax": (
         "fedjax==0.0.17 jax==0.4.30 jaxlib==0.4.30 dm-haiku==0.0.12 numpy<2 scipy<1.13",
     ),
-    "pfl": (f"pfl[pytorch]==0.6.0 {TORCH}",),
+    "pfl": (f"pfl[pytorch]==0.6.0 {TORCH} {PEFT}",),
     "flower": (f"flwr[simulation]==1.41.0 {TORCH} numpy",),
     # It asks for Python 3.14; `peer_blazefl.py` says what is changed for an older one.
     "blazefl": (

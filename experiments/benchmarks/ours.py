@@ -1,7 +1,7 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
-All devices, one lane: measured fastest for every workload here. The first round
-compiles. --torch trains the module of PyTorch's peers by `ff.from_torch`.
+All devices, one lane: measured fastest for every workload here but that with LoRA. The
+first round compiles. --torch trains the module of PyTorch's peers by `ff.from_torch`.
 """
 
 import jax
@@ -23,7 +23,7 @@ from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.settings import Federation, Settings
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import MODELS, adapters
 from fedfr_jax.models.linen import from_linen, xavier_uniform
 from fedfr_jax.models.torch_module import from_torch
 from fedfr_jax.parts import parse
@@ -54,19 +54,22 @@ def network(work, **settings):
     if work.model == "sphereface":
         settings |= {"blocks": workloads.BLOCKS, "widths": workloads.WIDTHS}
         settings |= {"embedding_dim": workloads.DIM}
+    if work.model == "vit":
+        settings |= {**workloads.VIT, "num_classes": work.num_classes}
+        return MODELS["vision_transformer"](work.input_shape, **settings)
     return MODELS[work.model](work.input_shape, **settings)
 
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {} if work.model != "sphereface" else {"scan_blocks": False}
+    settings = {"scan_blocks": False} if work.model in MAKERS else {}
     model = network(work, **settings)
     return maker(work)(work, model)[0]
 
 
 def maker(work):
-    """`faces` or `classifier`."""
-    return faces if work.model == "sphereface" else classifier
+    """`faces`, `fine_tuning` or `classifier`."""
+    return MAKERS.get(work.model, classifier)
 
 
 def classification(work, model=None):
@@ -119,6 +122,24 @@ def classifier_of_torch(work):
     return algorithm, model.init(jax.random.key(0)), model.apply, feed
 
 
+def adapted(work, model=None):
+    """(a frozen network with LoRA and a new last layer, its variables that move)."""
+    model = model or network(work)
+    targets = "|".join(workloads.TARGETS)
+    lora = adapters.lora(rank=workloads.RANK, alpha=workloads.ALPHA, targets=targets)
+    base = model.init(jax.random.key(0))
+    model = adapters.with_adapter(model, lora, variables=base)
+    return model, model.init(jax.random.key(1))
+
+
+def fine_tuning(work, model=None):
+    """`classifier` of a network of which LoRA and the last layer move."""
+    model, variables = adapted(work, model)
+    algorithm = fedavg(LocalTraining(cross_entropy(model.apply), sgd(), work.rate))
+    feed = Batching(work.batch_size, shuffle=False)
+    return algorithm, variables, model.apply, feed
+
+
 def faces(work, model=None):
     """The same of FedFR: all three terms, public classes, no hard negatives."""
     model = model or network(work)
@@ -134,6 +155,9 @@ def faces(work, model=None):
     start = trainer.init_variables({**drawn, "params": params})
     feed = Batching(work.batch_size, horizontal_flip(), drop_last=True)
     return trainer.algorithm, start, None, feed
+
+
+MAKERS = {"sphereface": faces, "vit": fine_tuning}
 
 
 def build(work, data, made=None, sizes=None, mesh=None, **options):

@@ -2,7 +2,7 @@
 
 import torch
 import workloads
-from torch_models import accuracy, network, tensors, train
+from torch_models import accuracy, moving, network, tensors, train
 
 
 def main():
@@ -20,20 +20,20 @@ def main():
     on_device = lambda *arrays: [x.to(args.device) for x in tensors(*arrays)]
     images, labels = on_device(data.images, data.labels)
     model = network(work).to(args.device)
-    server = {name: x.clone() for name, x in model.state_dict().items()}
+    server = {name: x.clone() for name, x in moving(model).items()}
     clock = workloads.Clock()
     for round in range(1 + args.rounds):
         with clock:
             total = {name: torch.zeros_like(x) for name, x in server.items()}
             for client in workloads.cohort(work, round):
-                model.load_state_dict(server)
+                model.load_state_dict(server, strict=False)
                 train(model, images[client], labels[client], work)
-                for name, x in model.state_dict().items():
+                for name, x in moving(model).items():
                     total[name].add_(x, alpha=1 / work.cohort)
             server = total
             if args.device == "cuda":
                 torch.cuda.synchronize()
-    model.load_state_dict(server)
+    model.load_state_dict(server, strict=False)
     test = on_device(data.test_images, data.test_labels)
     workloads.report(torch.__version__, clock, accuracy=accuracy(model, *test))
 

@@ -32,17 +32,17 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class System(NamedTuple):
-    """A script per workload, the environment that runs it, and its threads."""
+    """A script of classifiers, the environment that runs it, and its threads."""
 
-    script: str
+    script: str | None
     environment: str | None  # None: this interpreter
     threads: int = CORES
-    face_script: str | None = None  # of fedfr_step
 
 
 SYSTEMS = {
-    "ours": System("ours.py", None, face_script="ours.py"),
-    "torch": System("peer_torch.py", "torch", face_script="peer_torch_face.py"),
+    "ours": System("ours.py", None),
+    "central": System(None, None),  # all images in one place, not federated
+    "torch": System("peer_torch.py", "torch"),
     "torch-1": System("peer_torch.py", "torch", 1),
     "fedjax": System("peer_fedjax.py", "fedjax"),
     "pfl": System("peer_pfl.py", "pfl"),
@@ -51,6 +51,16 @@ SYSTEMS = {
     "blazefl-1": System("peer_blazefl.py", "blazefl", 1),
     "flower": System("peer_flower.py", "flower"),
     "tff": System("peer_tff.py", "tff"),
+}
+OTHERS = {  # scripts of workloads that are no classifiers of all leaves, by network
+    "sphereface": {"ours": "ours.py", "torch": "peer_torch_face.py"},
+    "vit": {
+        "ours": "ours.py",
+        "central": "central_lora.py",
+        "torch": "peer_torch.py",
+        "torch-1": "peer_torch.py",
+        "pfl": "peer_pfl.py",
+    },
 }
 
 
@@ -119,9 +129,8 @@ def choice_of(known):
 
 def script_of(workload: str, system: str) -> str | None:
     """File that runs the workload; None when the system has none."""
-    if workloads.WORKLOADS[workload].model == "sphereface":
-        return SYSTEMS[system].face_script
-    return SYSTEMS[system].script
+    others = OTHERS.get(workloads.WORKLOADS[workload].model)
+    return SYSTEMS[system].script if others is None else others.get(system)
 
 
 def run_once(workload: str, system: str, rounds: int, timeout: float) -> dict:

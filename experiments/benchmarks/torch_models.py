@@ -4,11 +4,13 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from workloads import BLOCKS, DIM, WIDTHS, Workload
+from workloads import ALPHA, BLOCKS, DIM, RANK, TARGETS, VIT, WIDTHS, Workload
 
 
 def network(work: Workload) -> nn.Module:
-    """The classifier, Glorot uniform with zero biases."""
+    """The classifier, Glorot uniform with zero biases, or one of `peft`."""
+    if work.model == "vit":
+        return lora(work)
     height, _, channels = work.input_shape
     if work.model == "mlp":
         pixels = height * height * channels
@@ -32,6 +34,61 @@ def network(work: Workload) -> nn.Module:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
     return model
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + linear(GELU(linear(norm(x))))."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, wide = heads, 4 * width
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, wide), nn.Linear(wide, width)
+
+    def forward(self, x):
+        batch, count, width = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(batch, count, 3, self.heads, -1)
+        y = functional.scaled_dot_product_attention(*parts.permute(2, 0, 3, 1, 4))
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, count, width))
+        return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
+
+
+class VisionTransformer(nn.Module):
+    """timm's, with a class token."""
+
+    def __init__(self, input_shape, classes, width, depth, num_heads, patch_size):
+        super().__init__()
+        height, _, channels = input_shape
+        count = (height // patch_size) ** 2 + 1
+        self.patches = nn.Conv2d(channels, width, patch_size, patch_size)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, count, width))
+        blocks = (TransformerBlock(width, num_heads) for _ in range(depth))
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.LayerNorm(width)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.fc(self.norm(self.blocks(x)[:, 0]))
+
+
+def lora(work: Workload) -> nn.Module:
+    """The transformer in `peft`, frozen but for LoRA and the last layer."""
+    import peft  # which the other workloads' environments need not have
+
+    torch.manual_seed(0)
+    base = VisionTransformer(work.input_shape, work.num_classes, **VIT)
+    settings = {"r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS)}
+    config = peft.LoraConfig(**settings, modules_to_save=["fc"])
+    return peft.get_peft_model(base, config)
+
+
+def moving(model: nn.Module) -> dict[str, torch.Tensor]:
+    """State of a module but for what is frozen: all that a client sends."""
+    frozen = {name for name, x in model.named_parameters() if not x.requires_grad}
+    return {name: x for name, x in model.state_dict().items() if name not in frozen}
 
 
 def tensors(images: np.ndarray, labels: np.ndarray) -> tuple:

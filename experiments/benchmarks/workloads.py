@@ -22,7 +22,7 @@ class Workload(NamedTuple):
     """Plain SGD on softmax cross entropy, without dropout or augmentation."""
 
     # mlp: 64 hidden; cnn: 3x3 x 32, 3x3 x 64, pool, 128 hidden; lenet: 5x5 x 6, pool,
-    # 5x5 x 16, pool, 120 and 84 hidden; sphereface
+    # 5x5 x 16, pool, 120 and 84 hidden; sphereface; vit, a frozen one with LoRA
     model: str
     input_shape: tuple[int, int, int]  # (H, W, C)
     num_classes: int  # M
@@ -51,14 +51,21 @@ WORKLOADS = {
     "blazefl_cnn": Workload("lenet", (32, 32, 3), 10, 100, 8, 500, 50, epochs=5),
     # FedFR's local step: momentum, weight decay, mirrored and shuffled batches.
     "fedfr_step": Workload("sphereface", (32, 32, 3), 10, 2, 2, 128, 64, 4, 1e-3),
+    # A frozen vision transformer with LoRA of rank 8 and a new last layer.
+    "vit_lora": Workload("vit", (32, 32, 3), 10, 64, 64, 32, 16),
     # Does a system run at all?
     "smoke": Workload("cnn", (28, 28, 1), 10, 16, 4, 20, 10),
+    "smoke_lora": Workload("vit", (16, 16, 3), 10, 4, 4, 4, 2),
     "smoke_face": Workload("sphereface", (32, 32, 3), 10, 2, 2, 16, 8, 2, 1e-3),
 }
 CLIP_NORM, NOISE_MULTIPLIER = 1.0, 0.5  # of private rounds
 MEASURED = ("mlp_many", "emnist_cnn", "cifar_cnn", "blazefl_cnn", "fedfr_step")
+MEASURED += ("vit_lora",)
 # SphereFace of fedfr_step, and the public classes beside a client's own.
 BLOCKS, WIDTHS, DIM, NUM_PUBLIC = (1, 2, 2, 1), (32, 64, 128, 256), 128, 500
+# Of vit_lora
+VIT = {"width": 192, "depth": 6, "num_heads": 3, "patch_size": 4}
+RANK, ALPHA, TARGETS = 8, 16, ("qkv", "proj")
 
 
 class Data(NamedTuple):
