@@ -37,7 +37,7 @@ def trained(model, variables, data, rounds, optimizer, rate, **options):
     return ff.run_rounds(run, rounds)[0]
 
 
-def main(rounds=15, epochs=10, num_clients=CLIENTS, folder="digits_lora"):
+def main(rounds=15, epochs=10, num_clients=CLIENTS, folder="runs/digits_lora"):
     """Returns {what moves: accuracy on digits that nobody trained on}."""
     target, rng = load_digits().target, np.random.default_rng(0)
     is_new, is_test = target >= 5, np.arange(len(target)) % 4 == 0
