@@ -648,6 +648,14 @@ class FinalAdaptation(NamedTuple):
     epochs: int
 
 
+class FeatureStorage(NamedTuple):
+    """Where features of frozen layers are kept."""
+
+    place: FeaturePlace = "off"
+    gib: float | None = None  # auto: at most, in a place; None: a quarter of the free
+    images: str = ""  # digest of what a stream reads, in a file's name
+
+
 class FederatedTrainer(NamedTuple):
     """Trainer of a federated stage: algorithm, initial variables, its models."""
 
@@ -661,7 +669,7 @@ class FederatedTrainer(NamedTuple):
     final_adaptation: FinalAdaptation | None = None
     # Of which `frozen` leaves are none of the algorithm's variables; None: of none
     frozen_model: Model | None = None
-    features: FeaturePlace = "off"  # where those of frozen layers are kept
+    features: FeatureStorage = FeatureStorage()
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
     accountant: Any = None  # of a private method, from its first round

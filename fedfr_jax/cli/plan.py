@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from ml_collections import ConfigDict
 
+from fedfr_jax.plan.aot import check_saved
 from fedfr_jax.plan.devices import CPU, get_device, parse_grid
 from fedfr_jax.plan.dummy_inputs import blind_experiment
 from fedfr_jax.plan.stages import (
@@ -77,6 +78,7 @@ def plan(
         devices=grid.num_devices if grid else num_devices or 1,
         methods=methods,
         hard_negatives=assume_hard_negatives,
+        is_saved=bool(save),
     )
     if compile:
         words = config_flags(typed[1:])
@@ -96,17 +98,21 @@ def print_plan(
     devices: int = 1,
     methods: Sequence[str] = (),
     hard_negatives: int | None = None,
+    is_saved: bool = False,
 ) -> dict:
     """Print a config's plan; return {"device", "devices", "stages": {name: numbers}}.
 
     Args:
       methods: names of stages; (): all.
+      is_saved: whether their compiled programs will be.
     """
     sheet = get_device(device)
     use_virtual(devices)  # before a source computes something on them
     experiment = blind_experiment(config)
     for name in methods:
         check_choice("--methods", name, experiment.stages)
+    if is_saved:
+        check_saved(experiment, methods)
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}

@@ -2,11 +2,13 @@
 
 A data set of features takes the place of the images: rounds train on it. It lies on the
 devices, in host memory, or in a file of the library's cache folder whose name is a
-digest of the frozen leaves and of the program that they are used by. A file that is
-found there is compared with features of some examples that are computed anew.
+digest of the examples, of the frozen leaves and of the program that they are used by. A
+file that is found there is compared with features of some examples, computed anew.
 """
 
 import hashlib
+import pathlib
+import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,11 +24,20 @@ from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.files import cache_folder, replace_file
 from fedfr_jax.models.frozen_prefix import FEATURES, cut, features_of
-from fedfr_jax.types import Augment, Dataset, FeaturePlace, Model, PyTree, input_structs
+from fedfr_jax.types import (
+    Augment,
+    Dataset,
+    FeaturePlace,
+    FeatureStorage,
+    Model,
+    PyTree,
+    input_structs,
+)
 
 SHARE = 4  # of what is free, `auto` takes this part at most
 CHUNK = 64  # batches of a device that are computed at a time
 PROBES = 64  # examples of a file that are computed anew
+GIB = 2**30
 
 
 class Kept(NamedTuple):
@@ -42,19 +53,23 @@ def keep_features(
     table: Dataset | Stream,
     batching: Batching,
     mesh: Mesh,
-    place: FeaturePlace,
+    storage: FeatureStorage,
+    *,
+    is_planned: bool = False,
 ) -> Kept:
     """Replace the images of a data set by features of a model's frozen prefix.
 
     Args:
       model: of `with_frozen`, whose frozen leaves are set.
       batching: views of its augment must be counted, or there is none.
-      place: where features are kept; auto takes the devices if the features fit a
-        quarter of what is free there, else the host, else leaves the images.
+      storage: auto takes the devices if the features fit there, else the host, else
+        leaves the images.
+      is_planned: whether only the shapes of the features count.
 
     Raises:
       ValueError: for a place where no features can be kept.
     """
+    place = storage.place
     if place == "disk" and jax.process_count() > 1:
         raise ValueError(
             "features must be auto, off, device or host with several processes, got "
@@ -65,13 +80,16 @@ def keep_features(
     reason = why_not(model, table, batching)
     if reason is None:
         size = FeatureSize.of(model, table, batching)
-        chosen = choose_place(size.num_bytes, mesh) if place == "auto" else place
+        chosen = choose_place(size, mesh, storage.gib) if place == "auto" else place
         if chosen is not None:
-            values = compute(model, table, batching, mesh, size, chosen)
+            values = np.broadcast_to(np.zeros((), size.dtype), size.shape)
+            if not is_planned:
+                here = storage._replace(place=chosen)
+                values = compute(model, table, batching, mesh, size, here)
             kept = table_of(values, table, chosen)
             views = batching._replace(augment=of_views(batching.augment, size.views))
             return Kept(kept, views, size.describe(chosen))
-        reason = f"{size.num_bytes / 2**30:.1f} GiB of features do not fit"
+        reason = f"{size.num_bytes / GIB:.1f} GiB of features do not fit"
     if place != "auto":
         raise ValueError(f"features must be auto or off, got {place!r}: {reason}.")
     return Kept(table, batching, f"frozen leaves run in every step: {reason}")
@@ -135,9 +153,15 @@ class FeatureSize(NamedTuple):
         )
 
 
-def choose_place(num_bytes: int, mesh: Mesh) -> FeaturePlace | None:
+def choose_place(
+    size: FeatureSize, mesh: Mesh, gib: float | None
+) -> FeaturePlace | None:
     """Where features fit: device, host, or None."""
-    fits = lambda free: free is not None and SHARE * num_bytes <= free
+
+    def fits(free):
+        limit = (free or 0) / SHARE if gib is None else min(gib * GIB, free or 0)
+        return size.num_bytes <= limit
+
     if fits(meshes.free_bytes(mesh)):
         return "device"
     free = meshes.local_min(meshes.free_host_bytes(), is_shared=True)
@@ -150,7 +174,7 @@ def compute(
     batching: Batching,
     mesh: Mesh,
     size: FeatureSize,
-    place: FeaturePlace,
+    storage: FeatureStorage,
 ) -> np.ndarray:
     """Features [T, F, D] of all examples, from a file if there is one."""
     embed = build_embed(features_of(model), batching, mesh)
@@ -162,14 +186,16 @@ def compute(
 
     step = CHUNK * batching.batch_size * mesh.shape[meshes.CLIENTS]
     chunks = [(i, min(i + step, size.examples)) for i in range(0, size.examples, step)]
-    if place != "disk":
+    if storage.place != "disk":
         values = np.empty(size.shape, size.dtype)
         for start, end in chunks:
             values[start:end] = rows(start, end)
         return values
-    path = cache_folder() / "features" / f"{digest(model, size)}.npy"
+    name = digest(model, size, digest_examples(table, storage.images))
+    path = cache_folder() / "features" / f"{name}.npy"
     if (found := read_file(path, size, rows)) is not None:
         return found
+    check_room(path.parent, size.num_bytes)
     with replace_file(path) as file:
         header = {"descr": size.dtype.str, "fortran_order": False, "shape": size.shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -178,18 +204,35 @@ def compute(
     return np.load(path, mmap_mode="r")
 
 
-def digest(model: Model, size: FeatureSize) -> str:
-    """Digest of the frozen leaves and of the program that makes features of them."""
+def check_room(folder: pathlib.Path, num_bytes: int) -> None:
+    """Raise ValueError for features that do not fit on the disk of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if num_bytes > (free := shutil.disk_usage(folder).free):
+        raise ValueError(
+            f"features must fit on the disk of {folder}, got {num_bytes / GIB:.1f} GiB "
+            f"of features and {free / GIB:.1f} GiB free. Delete files there, let "
+            "$XDG_CACHE_HOME name another disk, or choose host or off."
+        )
+
+
+def digest(model: Model, size: FeatureSize, examples: str) -> str:
+    """Digest of examples, frozen leaves, and the program that makes features."""
     x = input_structs(model.input_shape, 2)
     program = jax.make_jaxpr(features_of(model))(model.frozen.shapes, x)
-    parts = f"{program}{size}{digest_leaves(model.frozen.value)}"
+    parts = f"{program}{size}{digest_leaves(model.frozen.value)}{examples}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
-def digest_leaves(frozen: PyTree) -> str:
-    """SHA-256 of the names, shapes and numbers of frozen leaves."""
+def digest_examples(table: Dataset | Stream, images: str) -> str:
+    """Digest of examples; `images` is that of what a stream reads."""
+    is_stream = isinstance(table, Stream)
+    return images + digest_leaves(table.targets if is_stream else table)
+
+
+def digest_leaves(tree: PyTree) -> str:
+    """SHA-256 of the names, shapes and numbers of leaves."""
     total = hashlib.sha256()
-    for name, leaf in trees.by_name(frozen).items():
+    for name, leaf in trees.by_name(tree).items():
         array = np.asarray(leaf)
         total.update(f"{name} {array.dtype} {array.shape}".encode())
         total.update(array.tobytes())

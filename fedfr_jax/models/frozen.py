@@ -77,14 +77,13 @@ def _selection(pattern: str) -> Callable[[PyTree], PyTree]:
 
 def _with_leaves(constant: Constant) -> Callable[[Callable], Callable]:
     """Wrap functions of all variables as functions of those that are not frozen."""
-    running = constant.shapes["batch_stats"]
 
     def wrap(function):
         def call(variables, x, train=False, key=None):
-            frozen = constant.value
-            whole = trees.join(variables, frozen)
+            frozen = scanned_blocks.unstack_like(constant.value, variables)
+            whole, running = trees.join(variables, frozen), frozen["batch_stats"]
             if train and jax.tree.leaves(running):
-                whole[FROZEN] = frozen["batch_stats"]
+                whole[FROZEN] = running
             *outputs, stats = function(whole, x, train, key=key)
             is_moving = lambda fixed, x: x if fixed is None else None
             stats = jax.tree.map(is_moving, running, stats, is_leaf=_is_none)
@@ -116,7 +115,8 @@ def whole_variables(model: Model, variables: PyTree) -> PyTree:
     """All variables of a network, of those of a model with frozen leaves."""
     if model.frozen is None:
         return variables
-    return trees.join(variables, model.frozen.value)
+    frozen = scanned_blocks.unstack_like(model.frozen.value, variables)
+    return trees.join(variables, frozen)
 
 
 def _is_none(x) -> bool:

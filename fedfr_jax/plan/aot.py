@@ -19,6 +19,7 @@ from fedfr_jax.federated.programs import call_shapes, round_arguments
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
+from fedfr_jax.runs.frozen_base import planned_features
 from fedfr_jax.runs.loop import longest_call
 from fedfr_jax.runs.shapes import server_shapes
 from fedfr_jax.runs.stages import build_stage_simulation
@@ -47,8 +48,23 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
 
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
-    dataset = place_examples(experiment.task.dataset, experiment.mesh)
-    return build_stage_simulation(experiment, trainer, dataset)
+    dataset = experiment.task.dataset
+    dataset, batching = planned_features(experiment, trainer, dataset)
+    dataset = place_examples(dataset, experiment.mesh)
+    return build_stage_simulation(experiment, trainer, dataset, batching)
+
+
+def check_saved(experiment: Experiment, names: Iterable[str] = ()) -> None:
+    """Raise ValueError for stages whose programs a run decides by its free memory."""
+    for name in names or experiment.stages:
+        trainer = experiment.stages[name].trainer
+        if isinstance(trainer, FederatedTrainer) and trainer.frozen_model is not None:
+            if trainer.features.place == "auto":
+                raise ValueError(
+                    f"config.methods.{name}.features must be device, host, disk or off "
+                    "for programs that are saved, got 'auto': a run decides by its "
+                    "free memory."
+                )
 
 
 def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Programs:

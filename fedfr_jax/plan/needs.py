@@ -280,7 +280,10 @@ def federated_needs(
         prepared = program_cost(shapes.client.prepare, num_devices=devices)
         work.append(DeviceWork(prepared.kernels, float(federation.rounds)))
     parts = _round_parts(shapes, federation.rounds_per_call)
-    parts["training, all lanes"] = sim.settings.clients_per_device * cost.peak
+    frozen = trainer.frozen_model.frozen.shapes if trainer.frozen_model else ()
+    parts["frozen leaves"] = bytes_on_device(frozen)
+    peak = max(cost.peak - parts["frozen leaves"], 0.0)  # lanes share them
+    parts["training, all lanes"] = sim.settings.clients_per_device * peak
     network_shapes = jax.eval_shape(
         sim.algorithm.personalize, *trees.shapes((shapes.server, shapes.row))
     )

@@ -108,13 +108,14 @@ def start_stage(
     Args:
       is_read_only, options: as of `loop.resume`.
     """
-    mesh, batching = experiment.mesh, experiment.batching
-    dataset = place_examples(experiment.task.dataset, mesh)
+    batching, rounds = experiment.batching, experiment.federation.rounds
+    dataset = place_examples(experiment.task.dataset, experiment.mesh)
     start = trainer.init_variables(variables)
     if is_trained(folder):
         check_base(trainer, folder, is_new=False)
-    if not is_read_only:
-        dataset, batching = with_features(trainer, dataset, batching, mesh, folder)
+    done = max(checkpoint_numbers(folder), default=0)
+    if not is_read_only and done < read_end(trainer, rounds, folder):
+        dataset, batching = with_features(experiment, trainer, dataset, folder)
     sim = build_stage_simulation(experiment, trainer, dataset, batching)
     server = start_simulation(sim, start)
     state = loop.resume(sim, server, folder, is_read_only=is_read_only, **options)

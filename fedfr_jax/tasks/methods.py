@@ -573,6 +573,8 @@ class Method(NamedTuple):
     # Where features of the frozen first layers are kept, computed once per example:
     # device, host or disk; off: they run in every step; auto: where they fit.
     features: FeaturePlace = "auto"
+    # GiB that features may take with auto; None: a quarter of what is free there.
+    features_gib: Positive | None = None
     # Epochs of the personal leaves alone at the start of a round, in addition to the
     # round's; with the algorithm fedavg.
     personal_epochs: Whole = 0

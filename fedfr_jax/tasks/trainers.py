@@ -66,6 +66,7 @@ from fedfr_jax.trees import matching
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
+    FeatureStorage,
     FederatedTrainer,
     LocalTraining,
     Model,
@@ -178,7 +179,7 @@ def build_federated(
         global_model=global_model if algorithm.has_global_model else None,
         apply_global=facts.apply,
         frozen_model=facts.model if frozen else None,
-        features=method.features if frozen else "off",
+        features=FeatureStorage(method.features, method.features_gib),
         local_epochs=method.local_epochs,
         accountant=accountant_of(algorithm, sampling, facts.num_clients, num_sampled),
         count_flops=facts.model.count_flops,

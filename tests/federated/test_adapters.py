@@ -63,7 +63,7 @@ def test_adapters_train_and_lanes_share_the_base(name):
     assert sum(sizes) < 0.2 * trees.count(VARIABLES)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_devices_change_nothing():
     model = ff.with_adapter(BASE, ADAPTERS["lora"], variables=VARIABLES)
     ends = [ff.run_rounds(start(model, devices=x), 1)[0] for x in (1, 2)]

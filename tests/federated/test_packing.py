@@ -52,6 +52,7 @@ def test_unpacking_gives_every_leaf_its_name_back(name, packs_everything):
     jax.tree.map(np.testing.assert_array_equal, unpack(packed), {"backbone": named})
 
 
+@pytest.mark.slow
 def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkeypatch):
     model, ends = network("iresnet"), []
     labels = jnp.arange(16, dtype=jnp.int32) % 4

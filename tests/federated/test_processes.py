@@ -72,6 +72,7 @@ def test_two_processes_give_the_run_of_one(two, whole):
     check_reading(two / "fedavg", num_rounds=5, count=2)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_bits_of_one_with_many_rounds_a_call(
     tmp_path, monkeypatch
 ):
@@ -94,6 +95,7 @@ def test_two_processes_give_the_bits_of_one_with_many_rounds_a_call(
         assert 0 < len(part["read"]) < toys.SIZES.sum() * process_worker.ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_call", [1, 2])
 def test_states_in_a_bucket_stay_with_the_process_that_trains_their_client(
     tmp_path, monkeypatch, per_call

@@ -16,7 +16,7 @@ from fedfr_jax.models.frozen import (
     whole_variables,
     with_frozen,
 )
-from fedfr_jax.scanned_blocks import by_block_name
+from fedfr_jax.scanned_blocks import by_block_name, split_stacks
 
 SIDE = (16, 16, 3)
 NETWORKS = {
@@ -144,3 +144,21 @@ def test_statistics_are_frozen_with_their_layer_however_its_leaves_are_named():
     )
     assert jax.tree.leaves(whole["batch_stats"])
     assert whole == by_leaf
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"), [("block3/", "block3"), ("block[34]/", "block[3:5]")]
+)
+def test_variables_may_be_split_further_as_for_personal_layers(pattern, key):
+    model = MODELS["vit"](SIDE, width=8, depth=5, num_heads=2, patch_size=8)
+    variables = variables_of(model)
+    frozen = with_frozen(model, "qkv|proj|block5", variables)
+    moving = moving_variables(frozen, variables)
+    split, _ = split_stacks(moving, trees.matching(pattern))
+    assert key in split["params"]["encoder"] and key not in moving["params"]["encoder"]
+    x = np.random.default_rng(0).normal(size=(2, *SIDE)).astype(np.float32)
+    found, stats = frozen.apply(split, x, False)
+    np.testing.assert_allclose(found, model.apply(variables, x, False)[0], atol=1e-5)
+    chex.assert_trees_all_equal_structs(stats, split["batch_stats"])
+    joined = whole_variables(frozen, split)
+    chex.assert_trees_all_equal(by_block_name(joined), by_block_name(variables))

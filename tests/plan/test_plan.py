@@ -75,6 +75,14 @@ def lowered(config, name):
     return program
 
 
+FROZEN = {
+    "task": "classification",
+    "data": {"name": "fake_data", "num_identities": 4, "image_size": 16},
+    "partition": {"num_clients": 8},
+    "model": {"name": "mlp", "hidden_dim": 2048},
+    "federation": {"rounds": 3, "batch_size": 4, "clients_per_device": 4},
+    "methods": {"head": {"learning_rate": 0.1, "frozen": "fc", "features": "off"}},
+}
 ZERO3 = {
     "sharding": (("kernel", "zero3"),),
     "class_parallel": True,
@@ -89,6 +97,7 @@ ZERO3 = {
             "pretrained", faces({**ZERO3, "gradient_accumulation_steps": 2}), id="zero3"
         ),
         pytest.param("fedfr", faces(fedfr=FEDFR), id="fedfr"),
+        pytest.param("head", FROZEN, id="frozen"),
     ],
 )
 def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config):

@@ -3,6 +3,7 @@
 `make accelerators` has the compilers of TPUs and GPUs; here the CPU's stands in.
 """
 
+import pathlib
 import types
 
 import jax
@@ -22,6 +23,7 @@ from fedfr_jax.models import iresnet
 from fedfr_jax.plan import hlo
 from fedfr_jax.plan.aot import compile_stages, stage_programs
 from fedfr_jax.plan.stages import format_programs
+from fedfr_jax.runs.frozen_base import with_features
 from fedfr_jax.runs.stages import build_stage_simulation
 from tests.federated import toys
 
@@ -34,6 +36,13 @@ CLASSES = {
     "methods": {
         "fedavg": {"learning_rate": 0.1},
         "merged": {"kind": "central", "batch_size": 8},
+    },
+}
+ON_FEATURES = {
+    **CLASSES,
+    "model": {"name": "cnn"},
+    "methods": {
+        "fedavg": {"learning_rate": 0.1, "frozen": "conv1", "features": "device"}
     },
 }
 FACES = {
@@ -68,8 +77,10 @@ def lowered_by_a_run(config, name, play):
     real, texts = build(config), []
     trainer = real.stages["fedavg"].trainer
     table = place_examples(real.task.dataset, real.mesh)
-    sim = build_stage_simulation(real, trainer, table)
-    server = start_simulation(sim, trainer.init_variables(None))
+    variables = trainer.init_variables(None)
+    parts = with_features(real, trainer, table, pathlib.Path("x"))
+    sim = build_stage_simulation(real, trainer, *parts)
+    server = start_simulation(sim, variables)
     program = sim.programs._asdict()[name]
 
     def lower(*arguments):
@@ -83,11 +94,12 @@ def lowered_by_a_run(config, name, play):
     return texts
 
 
-def test_the_program_from_shapes_is_the_program_of_the_run():
+@pytest.mark.parametrize("settings", [CLASSES, ON_FEATURES])
+def test_the_program_from_shapes_is_the_program_of_the_run(settings):
     with here():
-        found = stage_programs(build(CLASSES), "fedavg")
+        found = stage_programs(build(settings), "fedavg")
     play = lambda sim, server, store: toys.simulate_round(sim, server, store, 0)
-    texts = lowered_by_a_run(CLASSES, "run_whole", play)
+    texts = lowered_by_a_run(settings, "run_whole", play)
     assert list(found) == ["round"] and [found["round"].as_text()] == texts
 
 

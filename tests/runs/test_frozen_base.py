@@ -9,6 +9,7 @@ from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.models.frozen import whole_variables
 from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.plan.aot import check_saved
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.runs.sweep_results import count_sizes
@@ -65,14 +66,28 @@ def test_checkpoints_and_state_have_no_frozen_leaf(task, tmp_path):
     assert names(whole) == kept | names(frozen)
 
 
-def test_another_base_is_refused(tmp_path):
+def test_another_base_is_refused_and_other_last_bits_are_not(tmp_path):
     path, workdir = tmp_path / "base.npz", tmp_path / "run"
     weights_of(path, 1.0)
     run_experiment(build(config(path=path)), workdir)
+    weights_of(path, 1 + 2e-7)
     run_experiment(build(config(path=path, rounds=2)), workdir)
-    weights_of(path, 1.1)
+    weights_of(path, 1 + 1e-4)
     with pytest.raises(ValueError, match=r"frozen.json: the frozen leaves must be"):
         run_experiment(build(config(path=path, rounds=3)), workdir)
+
+
+def test_a_finished_stage_computes_no_features(tmp_path, capsys):
+    for text, rounds in [("kept: device", 1), ("", 1), ("kept: device", 2)]:
+        run_experiment(build(config(rounds=rounds, features="device")), tmp_path)
+        said = capsys.readouterr().out
+        assert text in said if text else "kept:" not in said
+
+
+def test_programs_of_features_that_a_run_decides_on_are_not_saved():
+    check_saved(build(config(features="host")))
+    with pytest.raises(ValueError, match="methods.x.features must be device, host"):
+        check_saved(build(config()))
 
 
 def test_a_vmapped_sweep_of_frozen_leaves_is_refused(tmp_path):

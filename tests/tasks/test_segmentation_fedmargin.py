@@ -46,7 +46,7 @@ def plain_prototypes(model, variables, dataset):
     )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
     given = config(methods={"row": ROW})
     given["model"] |= {"norm": "group", "norm_groups": 2}

@@ -50,6 +50,7 @@ def finished(config, folder, plots):
     return experiment, folder, json.loads(done.read_text())["methods"]
 
 
+@pytest.mark.slow
 def test_every_row_learns_and_is_judged_where_it_has_a_network(finished):
     experiment, folder, found = finished
     assert found["fedavg"]["generic"]["mIoU"] > 0.8
@@ -78,6 +79,7 @@ def test_a_run_says_which_files_of_its_data_it_does_not_read(config, tmp_path):
     assert "passed_over" not in build(config()).task.data_report
 
 
+@pytest.mark.slow
 def test_pictures_of_every_row_are_drawn(finished):
     _, folder, _ = finished
     paths = sorted((folder / "pictures").glob("*.png"))
@@ -126,6 +128,7 @@ def test_features_of_pixels_are_those_of_the_map_that_are_not_void(config):
         look(of(np.full(shape, IGNORE_INDEX, np.uint8)), 60)
 
 
+@pytest.mark.slow
 def test_another_run_is_a_reference_by_its_folder(config, finished):
     """Its config may leave out the name of the network, as this one does."""
     experiment, folder, _ = finished

@@ -85,7 +85,7 @@ def config(**others):
 
 @pytest.mark.parametrize(
     "chosen",
-    [("kd_cdw", "moon", "merged"), pytest.param(tuple(ROWS), marks=pytest.mark.slow)],
+    [("moon", "merged"), pytest.param(tuple(ROWS), marks=pytest.mark.slow)],
     ids=len,
 )
 def test_rows_are_trained_and_judged(chosen, tmp_path):
