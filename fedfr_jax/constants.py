@@ -74,6 +74,10 @@ class Constant:
         if not any(map(is_traced, jax.tree.leaves(arrays))):
             self._arrays, self._placed = arrays, {}
 
+    def stand_for(self, other: "Constant") -> None:
+        """Be another constant, whose numbers are set, in programs to come."""
+        vars(self).update(vars(other))
+
     def on(self, mesh: Mesh, placement: Callable) -> PyTree:
         """The arrays on a mesh.
 

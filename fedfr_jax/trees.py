@@ -48,7 +48,10 @@ def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def join(first: PyTree, second: PyTree) -> PyTree:
-    """Inverse of `split`."""
+    """Inverse of `split`; `second` may lack what `first` has all of."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        has = lambda key: key in second
+        return {k: join(x, second[k]) if has(k) else x for k, x in first.items()}
     pick = lambda x, y: y if x is None else x
     return jax.tree.map(pick, first, second, is_leaf=lambda x: x is None)
 
@@ -119,14 +122,14 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
 
 
 def freeze(
-    optimizer: optax.GradientTransformation, pattern: str, *, min_leaves: int = 1
+    optimizer: optax.GradientTransformation, pattern: str
 ) -> optax.GradientTransformation:
     """Wrap `optimizer` so that parameters matching `pattern` are not updated.
 
     Args:
       pattern: regular expression over leaf paths such as `params/stem/conv/kernel`.
     """
-    select = matching(pattern, min_leaves=min_leaves)
+    select = matching(pattern)
 
     def mask_of(tree):
         return select({"params": scanned_blocks.by_block_name(tree)})["params"]

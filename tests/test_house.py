@@ -50,7 +50,7 @@ ONLY_IN = {
         *("central/settings.py", "plan/", "cli/plan"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)parameter_packing\b": (
-        *("tasks/faces/", "federated/local.py", "runs/stages.py"),
+        *("tasks/faces/", "runs/stages.py"),
         "loading.py",
     ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;

@@ -91,6 +91,8 @@ class Training(NamedTuple):
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
     frozen: Pattern = ""
+    # As of a `Method`: all but it and the head is frozen, as by the key `frozen`.
+    adapter: Any = None
     distill: Any = None  # of faces, see tasks/faces/distillation.py
     # Of the head moe with masks, see tasks/faces/public_classes.py
     gate_weight: NonNegative = 1.0

@@ -99,7 +99,7 @@ def why_not(model: Model, table: Dataset | Stream, batching: Batching) -> str | 
     """Why no features of a prefix can be kept; None if they can."""
     if not batching.num_views:
         return "the augmentation has views that cannot be counted"
-    if {*table.targets} - {"label"}:
+    if any(np.ndim(x) > 1 for x in table.targets.values()):
         return "targets are images, which an augmentation changes too"
     variables, key = jax.eval_shape(model.init, jax.random.key(0)), jax.random.key(0)
 

@@ -14,12 +14,13 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fedfr_jax import constants
 from fedfr_jax import mesh as meshes
 from fedfr_jax.convolutions import fast
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.engine import compiler_options
-from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.model_parallel import placement, put_on_mesh
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
 from fedfr_jax.types import Algorithm, AnyArray, PyTree, model_inputs
@@ -55,9 +56,8 @@ def build_embed(embed: Callable, batching: Batching, mesh: Mesh) -> Callable:
         specs = P(), SegmentData(kind.spec, cut)
         sharded = meshes.over_client_devices(mesh, device, specs, cut)
         options = compiler_options(mesh, None)
-        return outside_trace(
-            jax.jit(sharded, compiler_options=options), jax.jit(sharded)
-        )
+        compiled = constants.jit(sharded, mesh, placement, compiler_options=options)
+        return outside_trace(compiled, jax.jit(sharded))
 
     compiled = {kind: over_devices(kind) for kind in DATA_KINDS}
 

@@ -1,7 +1,6 @@
-"""Local training of a client: steps, layer-wise optimizers, frozen parameters.
+"""Local training of a client: steps, and layer-wise optimizers.
 
-Layer-wise optimizers and frozen leaves (as FedBABU's head) wrap
-`LocalTraining.optimizer`: rate -> optax transformation.
+Layer-wise optimizers wrap `LocalTraining.optimizer`: rate -> optax transformation.
 
 The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
 long as the longest lane, and finished lanes keep parameters, momentum and running
@@ -27,7 +26,6 @@ from fedfr_jax.aux_loss import as_aux_loss
 from fedfr_jax.convolutions import value_and_grad
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
-from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Client, LocalTraining, PyTree
@@ -63,32 +61,6 @@ def by_block(make: Callable) -> Callable:
 def layer_wise(make: Callable, factors: Mapping[str, float]) -> Callable:
     """Scale the steps of an optimizer by `factors` per leaf, see `trees.scaling`."""
     return lambda rate: optax.chain(make(rate), trees.scaling(factors))
-
-
-def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
-    """Do not update the params that match `pattern`.
-
-    Args:
-      local: its optimizer is a function of the rate.
-      pattern: regular expression over leaf paths such as `params/head`, which need not
-        be among those that a phase of training moves.
-    """
-    freeze = trees.freeze(optax.identity(), pattern, min_leaves=0).update
-    make: Any = local.optimizer
-
-    def at(rate):
-        inner = make(rate)
-
-        def update(updates, state, params=None):
-            steps, state = inner.update(updates, state, params)
-            masked, _ = freeze(unpack(steps), optax.EmptyState())
-            is_packed = lambda x: isinstance(x, PackedVariables)
-            as_before = lambda like, x: pack(x) if is_packed(like) else x
-            return jax.tree.map(as_before, steps, masked, is_leaf=is_packed), state
-
-        return optax.GradientTransformation(inner.init, update)
-
-    return local._replace(optimizer=at)
 
 
 class LoopState(NamedTuple):

@@ -25,6 +25,7 @@ from fedfr_jax.ranges import Pattern, Positive, Width
 from fedfr_jax.schema import checked, register
 from fedfr_jax.types import Model, PyTree, input_structs
 
+LORA = "/lora_[ab]$"  # leaves of lora
 Leaves = dict[tuple[str, ...], jax.Array]  # by their keys below params
 
 
@@ -107,8 +108,7 @@ def lora(
         change = jnp.matmul(*pair, precision="highest") * scale
         return {**leaves, "kernel": leaves["kernel"] + change}
 
-    moves = "/lora_[ab]$" if train_a else "/lora_b$"
-    return Adapter(moves, plan, call, merge, rank, alpha)
+    return Adapter(LORA if train_a else "/lora_b$", plan, call, merge, rank, alpha)
 
 
 @checked
@@ -156,9 +156,12 @@ def prompt(*, num_tokens: Width = 8) -> Adapter:
     """
 
     def plan(model, params, head):
-        del params, head
+        del head
         width = _token_width(model)
-        return lambda key: {("prompt",): normal(0.02)(key, (num_tokens, width))}
+        path: tuple[str, ...] = ("prompt",)
+        if "backbone" in params:  # where faces' networks lie
+            path = "backbone", *path
+        return lambda key: {path: normal(0.02)(key, (num_tokens, width))}
 
     def call(run, module, x, *rest):
         network = module.scope.root
@@ -168,7 +171,7 @@ def prompt(*, num_tokens: Width = 8) -> Adapter:
         tokens = jnp.broadcast_to(tokens, (len(x), *tokens.shape))
         return run(jnp.concatenate([tokens, x], axis=1), *rest)[:, num_tokens:]
 
-    return Adapter("^params/prompt$", plan, call, merge=None)
+    return Adapter("^params/(backbone/)?prompt$", plan, call, merge=None)
 
 
 def bias() -> Adapter:
@@ -438,7 +441,7 @@ def _check(model: Model) -> None:
             f"adapter must move leaves of the network, got none with {adapter.moves!r}."
         )
     new = jax.eval_shape(adapter.draw, jax.random.key(0)) if adapter.draw else {}
-    layers = {path[:-1]: path[-1] for path in new if path[1:]}
+    layers = {path[:-1]: path[-1] for path in new if path[-1] != "prompt"}
     found = 0
 
     def call(run, module, *args):

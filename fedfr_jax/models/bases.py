@@ -24,7 +24,8 @@ from fedfr_jax.models.vision_transformer import vision_transformer
 
 Arrays = Mapping[str, np.ndarray]
 
-UNUSED = r"text_model\.|text_projection|logit_|.*position_ids|(embeddings\.)?mask_token"
+UNUSED = r"text_model\.|text_projection|logit_|.*position_ids"
+UNUSED += r"|(dinov2(_with_registers)?\.)?(embeddings\.)?mask_token"
 VIT = (  # (regular expression, what takes its place), one after another
     (r"^(vision_model|dinov2(_with_registers)?)\.", ""),
     (r"^embeddings\.", ""),

@@ -68,6 +68,9 @@ def _selection(pattern: str) -> Callable[[PyTree], PyTree]:
         stats = find_any({"batch_stats": variables["batch_stats"]})["batch_stats"]
         leaves = jax.tree_util.tree_leaves_with_path(params)
         layers = {path[:-1] for path, is_frozen in leaves if is_frozen}
+        # Params of faces lie below "backbone", their statistics do not.
+        inside = (jax.tree_util.DictKey("backbone"),)
+        layers |= {path[1:] for path in layers if path[:1] == inside}
         of_layer = lambda path, is_frozen: is_frozen or path[:-1] in layers
         stats = jax.tree_util.tree_map_with_path(of_layer, stats)
         return {"params": params, "batch_stats": stats}

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.feature_cache import digest_leaves
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.simulation import start_simulation, sweep
 from fedfr_jax.runs import data_digest, loop
+from fedfr_jax.runs.frozen_base import check_base
 from fedfr_jax.runs.stages import (
     central_training,
     check_calls,
@@ -132,6 +134,27 @@ def _train_central(member: SweepMember, name: str) -> PyTree:
         return training.run(sinks).variables
 
 
+def build_sharing(trainers: Sequence[FederatedTrainer], where: str) -> Callable:
+    """Build trainer -> itself, with the frozen leaves of all members' `trainers`.
+
+    Raises:
+      ValueError: for members whose frozen leaves are not the same.
+    """
+    constants = [x.frozen_model.frozen for x in trainers if x.frozen_model]
+    if len(found := {digest_leaves(x.value) for x in constants}) > 1:
+        raise ValueError(
+            f"{where}: runs must have the same frozen leaves to train together, got "
+            f"those of {len(found)} networks. Set pretrain.init, or remove --vmap."
+        )
+
+    def share(trainer: FederatedTrainer) -> FederatedTrainer:
+        if trainer.frozen_model:
+            trainer.frozen_model.frozen.stand_for(constants[0])
+        return trainer
+
+    return share
+
+
 def train_stage(
     members: Sequence[SweepMember],
     name: str,
@@ -143,13 +166,11 @@ def train_stage(
     federation, population = first.federation, first.task.population
     all_trainers = [member.experiment.stages[name].trainer for member in members]
     trainers = [x for x in all_trainers if isinstance(x, FederatedTrainer)]
-    if any(trainer.frozen_model for trainer in trainers):
-        raise ValueError(
-            f"config.methods.{name}: a vmapped sweep cannot have frozen leaves or "
-            "adapters. Remove --vmap."
-        )
+    parts = zip(trainers, starts, strict=True)
+    begun = [trainer.init_variables(variables) for trainer, variables in parts]
+    share_base = build_sharing(trainers, f"config.methods.{name}")
     runs = sweep(
-        lambda numbers: build_trainer(name, numbers).algorithm,
+        lambda numbers: share_base(build_trainer(name, numbers)).algorithm,
         first.batching,
         place_examples(first.task.dataset, mesh),
         population,
@@ -160,11 +181,12 @@ def train_stage(
     )
     with contextlib.ExitStack() as stack:
         resumed = []
-        parts = zip(members, runs.sims, trainers, starts, strict=True)
+        parts = zip(members, runs.sims, trainers, begun, strict=True)
         for member, sim, trainer, variables in parts:
-            server = start_simulation(sim, trainer.init_variables(variables))
-            resumed.append(loop.resume(sim, server, member.folder / name))
+            server, folder = start_simulation(sim, variables), member.folder / name
+            resumed.append(loop.resume(sim, server, folder))
             stack.callback(resumed[-1].checkpointer.close)
+            check_base(trainer, folder, is_new=not resumed[-1].first)
         first_round = resumed[0].first
         if len(rounds := {run.first for run in resumed}) > 1:
             raise ValueError(

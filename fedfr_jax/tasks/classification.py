@@ -55,6 +55,7 @@ from fedfr_jax.tasks.evaluators import (
 )
 from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec
 from fedfr_jax.tasks.methods import (
+    CLASS_KEYS,
     LOCAL,
     OFFERS,
     AlgorithmReader,
@@ -411,7 +412,7 @@ def build_facts(opened: Opened, network: Part) -> Facts:
             "spreadout": spreadout_sum,
         },
     )
-    return initialized(facts._replace(is_cut=True), config.pretrain)
+    return initialized(facts, config.pretrain)
 
 
 def load(opened: Opened, facts, stream_bytes: int | None) -> Images:
@@ -468,6 +469,7 @@ SPEC = TaskSpec(
             losses={"class_pull_loss": class_pull},
             offered=(*OFFERS, "classes", "num_classes", "spreadout"),
         ),
+        keys=CLASS_KEYS,
     ),
     open=open_task,
     facts=build_facts,

@@ -33,7 +33,7 @@ from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.models.adapters import ADAPTERS, Adapter
+from fedfr_jax.models.adapters import ADAPTERS, LORA, Adapter
 from fedfr_jax.parts import (
     INLINE,
     Built,
@@ -57,6 +57,7 @@ from fedfr_jax.ranges import (
     NonNegative,
     Pattern,
     Positive,
+    PositiveShare,
     Seed,
     Share,
     Whole,
@@ -524,6 +525,32 @@ class AdapterConfig(NamedTuple):
     adapter: Annotated[Adapter, Built(Member(ADAPTERS)), INLINE]
     # Pattern of other leaves that move; None: the model's last block, "" none.
     head: Pattern | None = None
+    # Of lora: the mean of A and of B, or that of the products A B.
+    average: Literal["factors", "products"] = "factors"
+    # Of lora: the rank of each client, or pairs (share of the clients, rank) by which
+    # each draws its own; None: all have that of the adapter.
+    ranks: (
+        Annotated[tuple[Count | tuple[PositiveShare, Count], ...], MinLen(1)] | None
+    ) = None
+
+    def check(self) -> None:
+        """Raise ValueError for ranks and a mean that the adapter cannot have."""
+        if self.ranks is None and self.average == "factors":
+            return
+        if self.adapter.moves != LORA:
+            raise ValueError(
+                "ranks and average=products need the adapter lora with train_a=True, "
+                "got another."
+            )
+        if self.ranks is None:
+            return
+        if self.average == "products":
+            raise ValueError("average must be factors with ranks, got 'products'.")
+        largest = max(x[1] if isinstance(x, tuple) else x for x in self.ranks)
+        if largest > self.adapter.rank:
+            raise ValueError(
+                f"ranks must be at most rank, {self.adapter.rank}, got {largest}."
+            )
 
 
 UPDATE_CHECKS = {"exclude": with_update_checks, "stop": with_update_checks}
@@ -568,8 +595,13 @@ class Method(NamedTuple):
     # and send nothing of them. Batch norms among them are in evaluation.
     frozen: Pattern | Leaves = ""
     # {"name": of `fedfr describe adapters`, its settings, perhaps "head": pattern}: all
-    # but the adapter and the head is frozen; of classification and segmentation.
+    # but the adapter and the head is frozen.
     adapter: AdapterConfig | None = None
+    # Of classification only: the share of each client of the channels of every hidden
+    # layer, or pairs (share of the clients, share of the channels); None: all.
+    widths: tuple[PositiveShare | tuple[PositiveShare, PositiveShare], ...] | None = (
+        None
+    )
     # Where features of the frozen first layers are kept, computed once per example:
     # device, host or disk; off: they run in every step; auto: where they fit.
     features: FeaturePlace = "auto"
@@ -616,6 +648,15 @@ class Method(NamedTuple):
             raise ValueError(
                 f"personal_epochs needs the algorithm fedavg, got {name!r}."
             )
+        if self.widths is not None and (self.frozen or self.adapter):
+            raise ValueError(
+                "widths cannot be set with frozen leaves or an adapter. Remove one."
+            )
+        if self.privacy and (self.widths or self.adapter and self.adapter.ranks):
+            raise ValueError(
+                "privacy cannot be set with widths or adapter.ranks, whose means are "
+                "over those clients that have a number. Remove one of them."
+            )
         by_blocks: dict[str, Any] = {"frozen": self.frozen}
         if self.personal_epochs:
             by_blocks["personal"] = self.personal
@@ -638,6 +679,7 @@ FACE_KEYS = (
     "sync_batch_norm",
 )
 REID_KEYS = ("identities_per_batch",)
+CLASS_KEYS = ("widths",)
 
 
 class MethodReader(NamedTuple):
@@ -645,7 +687,7 @@ class MethodReader(NamedTuple):
 
     loss: Any  # reader of the key `loss`: model -> loss of `LocalTraining`
     algorithm: AlgorithmReader
-    keys: Collection[str] = ()  # of FACE_KEYS and REID_KEYS, those of the task
+    keys: Collection[str] = ()  # of FACE_KEYS, REID_KEYS, CLASS_KEYS: the task's
     task_kinds: Mapping[str, Any] = EMPTY  # of fields whose kinds only the task knows
     # Settings of a method -> those that it has unless they are set
     defaults: Callable[[Mapping], Mapping] = lambda options: {}
@@ -654,8 +696,8 @@ class MethodReader(NamedTuple):
     @property
     def central(self) -> SectionReader:
         """Reader of a central training."""
-        others = {*FACE_KEYS, *REID_KEYS} - {*self.keys}
-        own = {"loss": self.loss, **self.task_kinds}
+        others = {*FACE_KEYS, *REID_KEYS, *CLASS_KEYS} - {*self.keys}
+        own = {"loss": self.loss, "adapter": AdapterConfig | None, **self.task_kinds}
         return SectionReader(Training, {**dict.fromkeys(others), **own})
 
     def read(self, value: Any, where: str, mistakes: list[str]) -> Any:

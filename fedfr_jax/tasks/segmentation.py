@@ -397,7 +397,7 @@ def build_facts(opened: Opened, network: Part) -> Facts:
     model = build_segmenter(network, source.input_shape, len(opened.classes))
     classes = {"num_classes": opened.split.num_classes}  # of images, not of pixels
     facts = network_facts(opened, model, offers=classes)
-    return initialized(facts._replace(is_cut=True), opened.config.pretrain)
+    return initialized(facts, opened.config.pretrain)
 
 
 def build_segmenter(network: Part, input_shape: InputShape, num_classes: int) -> Model:

@@ -23,10 +23,14 @@ from fedfr_jax.federated.algorithms.personal import (
     with_personal_layers,
 )
 from fedfr_jax.federated.algorithms.phases import head_first
+from fedfr_jax.federated.algorithms.submodels import (
+    with_products,
+    with_ranks,
+    with_widths,
+)
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.local import (
     by_block,
-    freeze_leaves,
     layer_wise,
     round_decay,
     step_decay,
@@ -47,17 +51,12 @@ from fedfr_jax.models.adapters import (
     deployed_variables,
     with_calls,
 )
-from fedfr_jax.models.frozen import (
-    moving_variables,
-    set_frozen,
-    with_frozen,
-)
+from fedfr_jax.models.frozen import moving_variables, set_frozen, with_frozen
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.experiment import Opened, Trainer
 from fedfr_jax.tasks.methods import (
     CORRELATED,
-    AdapterConfig,
     Leaves,
     Method,
     PrivacyConfig,
@@ -97,8 +96,6 @@ class Facts(NamedTuple):
     draw: Callable | None = None  # key -> variables; None is the model's own
     draw_kept: Callable | None = None  # key -> those that are `kept`
     start: Callable | None = None  # (variables of the stage before) -> variables
-    # Whether frozen leaves are cut from `model`; else they are masked in each client
-    is_cut: bool = False
 
 
 def network_facts(
@@ -160,15 +157,12 @@ def build_federated(
       ValueError: for what does not fit the network or the clients, such as a pattern
         that matches no leaf.
     """
-    frozen = select_blocks(facts.model, method.frozen, facts.prefix)
-    frozen = frozen if facts.is_cut else ""
     with naming(where):
-        if method.adapter is not None:
-            facts, base = with_adapter_leaves(facts, method.adapter)
-            frozen = f"{base}|{frozen}" if frozen else base
-        facts = with_frozen_leaves(facts, frozen) if frozen else facts
+        if facts.model.frozen is None:
+            facts = cut_facts(method, facts)
         algorithm = build_algorithm(method, facts, around)
     whole = functools.partial(deployed_variables, facts.model)
+    is_cut = facts.model.frozen is not None
     global_model = lambda server: whole(algorithm.global_model(server))
     num_sampled = facts.federation.cohort_size or facts.num_clients
     sampling = facts.federation.sampling
@@ -178,7 +172,7 @@ def build_federated(
         apply=facts.apply,
         global_model=global_model if algorithm.has_global_model else None,
         apply_global=facts.apply,
-        frozen_model=facts.model if frozen else None,
+        frozen_model=facts.model if is_cut else None,
         features=FeatureStorage(method.features, method.features_gib),
         local_epochs=method.local_epochs,
         accountant=accountant_of(algorithm, sampling, facts.num_clients, num_sampled),
@@ -193,9 +187,12 @@ def build_central(
     """Build a central trainer, without its data set."""
     num_rows = int(opened.population.offsets[-1])
     check_training(training, where, num_rows, opened.mesh)
-    check_patterns(training, where, lambda: facts.shapes["params"], opened.mesh)
     with naming(where):
-        loss = training.loss(facts.model)
+        training, model, begin = adapted_training(training, facts.model, facts.seed)
+    params_of = lambda: jax.eval_shape(begin, facts.shapes)["params"]
+    check_patterns(training, where, params_of, opened.mesh)
+    with naming(where):
+        loss = training.loss(model)
         is_images = is_image(facts.model.input_shape)
         batching = build_batching(training, is_images=is_images)
     return CentralTrainer(
@@ -206,12 +203,46 @@ def build_central(
         batching=batching,
         loss=loss,
         # A copy: what central training starts from is used up.
-        init=lambda key: jax.tree.map(jnp.copy, facts.initial()),
-        global_model=lambda variables: variables,
-        apply_global=facts.apply,
-        count_flops=facts.model.count_flops,
-        model_config=facts.model.config,
+        init=lambda key: jax.tree.map(jnp.copy, begin(facts.initial())),
+        global_model=functools.partial(deployed_variables, model),
+        apply_global=with_adapter_calls(facts.apply, model),
+        count_flops=model.count_flops,
+        model_config=model.config,
     )
+
+
+def adapted_training(
+    training: Training, model: Model, seed: int, prefix: str = ""
+) -> tuple[Training, Model, Callable[[PyTree], PyTree]]:
+    """A central training with its adapter: the others' steps are masked.
+
+    Args:
+      seed, prefix: as of `cut_network`.
+
+    Returns:
+      (training, model, begin), `begin` adds the adapter's leaves to variables.
+    """
+    if (config := training.adapter) is None:
+        return training, model, lambda variables: variables
+    if config.ranks is not None or config.average != "factors":
+        raise ValueError(
+            "adapter.ranks must be None and adapter.average factors in central "
+            f"training, got {config.ranks} and {config.average!r}."
+        )
+    adapted, frozen = adapt(model, config.adapter, config.head, prefix)
+    if training.frozen:
+        frozen = f"{frozen}|{training.frozen}"
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+    begin = lambda variables: adapted_variables(adapted, variables, key)
+    return training._replace(frozen=frozen), adapted, begin
+
+
+def with_adapter_calls(apply: Callable, model: Model) -> Callable:
+    """A compiled function of a network, which computes with the adapter of `model`."""
+    if model.adapter is None:
+        return apply
+    compiled: Any = apply  # which would not see the adapter's calls
+    return jax.jit(with_calls(model.adapter.call)(compiled.__wrapped__))
 
 
 def build_algorithm(method: Method, facts: Facts, around: Callable) -> Algorithm:
@@ -265,10 +296,12 @@ def with_leaves(
 ) -> Algorithm:
     """Build `make(local)` with a method's personal leaves, statistics, aggregation."""
     personal = select_leaves(facts.model, method.personal, facts.prefix)
-    frozen = select_blocks(facts.model, method.frozen, facts.prefix)
-    if frozen and not facts.is_cut:
-        matching(frozen)({"params": facts.shapes["params"]})
-        local = freeze_leaves(local, frozen)
+    if facts.model.frozen is not None and isinstance(personal, str) and personal:
+        if not any(jax.tree.leaves(matching(personal, min_leaves=0)(facts.shapes))):
+            raise ValueError(
+                "personal must match leaves that are not frozen, got "
+                f"{method.personal!r}. Change it, `frozen` or `adapter`."
+            )
     train: LocalTraining | Callable = local
     if method.personal_epochs:
         head = "|".join(f"(?:{part})" for part in (personal, facts.kept) if part)
@@ -280,7 +313,8 @@ def with_leaves(
         params = facts.shapes["params"]
         jax.eval_shape(lambda params: trainable(head, params)[0], params)
         train = head_first(local, head=head, epochs=method.personal_epochs)
-    algorithm = with_batch_stats(make(train), method.batch_stats)
+    algorithm = with_parts(make(train), method, facts.model)
+    algorithm = with_batch_stats(algorithm, method.batch_stats)
     if method.batch_stats != "average":
         check_batch_stats(facts.shapes)  # some of which may be personal
     algorithm = with_aggregation(algorithm, *method.aggregation)
@@ -288,44 +322,62 @@ def with_leaves(
     return with_personal_layers(algorithm, personal, init_per_client=draw)
 
 
-def with_adapter_leaves(facts: Facts, config: AdapterConfig) -> tuple[Facts, str]:
-    """Facts of the network with an adapter's leaves; the pattern of what it freezes."""
-    if not facts.is_cut:
-        raise ValueError(
-            "adapter must be None in the tasks faces and reid, got one. Use the task "
-            "classification or segmentation."
-        )
-    model, frozen = adapt(facts.model, config.adapter, config.head)
+def with_parts(algorithm: Algorithm, method: Method, model: Model) -> Algorithm:
+    """Give clients parts of the network or of its adapter, as a method says."""
+    if method.widths is not None:
+        return with_widths(algorithm, model, method.widths)
+    if method.adapter is None:
+        return algorithm
+    if method.adapter.ranks is not None:
+        return with_ranks(algorithm, method.adapter.ranks)
+    products = method.adapter.average == "products"
+    return with_products(algorithm) if products else algorithm
+
+
+def cut_facts(method: Method, facts: Facts) -> Facts:
+    """Facts of the network with a method's adapter and without its frozen leaves."""
+    model, begin = cut_network(method, facts.model, facts.seed)
+    if model is facts.model:
+        return facts
     start = facts.start or (lambda variables: facts.initial())
-    key = jax.random.fold_in(jax.random.key(facts.seed), 1)
-    of_network = lambda x: model if x is facts.model else x
-    compiled: Any = facts.apply  # which would not see the adapter's calls
-    facts = facts._replace(
-        model=model,
-        apply=jax.jit(with_calls(config.adapter.call)(compiled.__wrapped__)),
-        start=lambda variables: adapted_variables(model, start(variables), key),
-        offers={name: of_network(x) for name, x in facts.offers.items()},
-    )
-    return facts, frozen
-
-
-def with_frozen_leaves(facts: Facts, pattern: str) -> Facts:
-    """Facts of the network without its frozen leaves, which are set at the start."""
-    model = with_frozen(facts.model, pattern)
-    start = facts.start or (lambda variables: facts.initial())
-
-    def begin(variables):
-        whole = start(variables)
-        set_frozen(model, whole)
-        return moving_variables(model, whole)
-
     of_network = lambda x: model if x is facts.model else x
     return facts._replace(
         model=model,
-        start=begin,
+        apply=with_adapter_calls(facts.apply, model),
+        start=lambda variables: begin(start(variables)),
         shapes=jax.eval_shape(model.init, jax.random.key(0)),
         offers={name: of_network(x) for name, x in facts.offers.items()},
     )
+
+
+def cut_network(
+    method: Method, model: Model, seed: int, prefix: str = ""
+) -> tuple[Model, Callable[[PyTree], PyTree]]:
+    """A network with a method's adapter and without its frozen leaves.
+
+    Args:
+      seed: draws the adapter.
+      prefix: where the network's params lie below params, such as "backbone/".
+
+    Returns:
+      (model, begin): `begin` sets the frozen leaves, of all variables of the network,
+      and returns the others; it does nothing where none is frozen.
+    """
+    frozen = select_blocks(model, method.frozen, prefix)
+    if method.adapter is not None:
+        model, base = adapt(model, method.adapter.adapter, method.adapter.head, prefix)
+        frozen = f"{base}|{frozen}" if frozen else base
+    if not frozen:
+        return model, lambda variables: variables
+    cut, key = with_frozen(model, frozen), jax.random.fold_in(jax.random.key(seed), 1)
+
+    def begin(variables):
+        if cut.adapter:
+            variables = adapted_variables(cut, variables, key)
+        set_frozen(cut, variables)
+        return moving_variables(cut, variables)
+
+    return cut, begin
 
 
 def select_leaves(

@@ -254,3 +254,29 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
         ff.load_model(tmp_path / "run", client=1)
     assert ff.load_model(tmp_path / "run", **accept).roc() is not None
     assert ff.load_model(tmp_path / "run").roc() is not None  # of the training
+
+
+def test_a_clients_adapter_is_merged_into_its_network(faces, tmp_path):
+    method = {
+        "learning_rate": 0.1,
+        "adapter": {"name": "lora", "rank": 2, "targets": "fc"},
+        "personal": "lora_b$",
+    }
+    config = settings(
+        faces,
+        task="classification",
+        partition={"name": "iid", "num_clients": 2},
+        model={"name": "mlp", "hidden_dim": 4},
+        pretrain={},
+        evaluation={},
+        methods={"x": method},
+    )
+    experiment = play(config, tmp_path / "run")
+    models = load_models(experiment, "x", tmp_path / "run")
+    x = (images() / 127.5 - 1).astype(np.float32)
+    for client in (0, 1):
+        network = ff.load_model(tmp_path / "run", client=client)
+        assert not any("lora" in name for name in named_arrays(network.variables))
+        expected = models.client_apply(models.client_variables(client), x)
+        np.testing.assert_allclose(network.embed(images()), expected, atol=1e-4)
+    assert export(network, tmp_path / "client.safetensors")

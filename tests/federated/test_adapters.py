@@ -3,6 +3,7 @@
 import re
 
 import chex
+import dp_accounting
 import jax
 import numpy as np
 import optax
@@ -82,14 +83,37 @@ def test_rows_of_personal_adapters_have_nothing_of_the_base():
 
 
 @pytest.mark.ci
+def test_a_million_clients_have_adapters_of_their_own():
+    many = 10**6
+    table = ff.FederatedDataset.from_reader(
+        lambda rows: np.ones((len(rows), 8, 8, 1), np.float32),
+        np.broadcast_to(np.int32(0), many),
+        num_clients=many,
+        num_classes=3,
+    )
+    model = ff.with_adapter(BASE, ADAPTERS["lora"], variables=VARIABLES)
+    local = ff.LocalTraining(cross_entropy(model), optax.sgd, 0.1)
+    algorithm = ff.with_personal_layers(ff.fedavg(local), "lora_[ab]$")
+    variables = model.init(jax.random.key(3))
+    run = ff.init(algorithm, table, variables, batch_size=2, cohort_size=4)
+    run, metrics = ff.run_round(run)
+    np.testing.assert_array_equal(run.store.touched(), np.sort(metrics["client"]))
+    assert metrics["client"].max() > many / 100
+    assert trees.num_bytes(run.store.template) < 2000
+
+
+@pytest.mark.ci
 def test_private_adapters_have_an_epsilon():
     privacy = ff.Privacy(
         clip_norm=0.5, noise_multiplier=1.0, delta=1e-2, cohort_size=NUM_CLIENTS
     )
     model = ff.with_adapter(BASE, ADAPTERS["lora"], variables=VARIABLES, head="")
-    run, _ = ff.run_rounds(
+    run, (metrics,) = ff.run_rounds(
         start(model, lambda local: ff.private(ff.fedavg(local), privacy)), 1
     )
+    # Of a Gaussian of the sensitivity: base, lanes and rank are not in it.
+    expected = dp_accounting.get_epsilon_gaussian(1.0, 1e-2)
+    np.testing.assert_allclose(metrics["epsilon"], expected, rtol=1e-4)
     before = model.init(jax.random.key(3))
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), run.variables, before)
     assert min(jax.tree.leaves(moved)) > 0

@@ -13,6 +13,7 @@ from fedfr_jax.plan.aot import check_saved
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.runs.sweep_results import count_sizes
+from fedfr_jax.runs.vmapped_sweep import SweepMember, train_stage
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.ci
@@ -90,13 +91,35 @@ def test_programs_of_features_that_a_run_decides_on_are_not_saved():
         check_saved(build(config()))
 
 
-def test_a_vmapped_sweep_of_frozen_leaves_is_refused(tmp_path):
-    from fedfr_jax.runs.vmapped_sweep import SweepMember, train_stage
+def test_a_vmapped_sweep_of_one_base_trains_what_each_run_does_alone(tmp_path):
+    rates = (0.05, 0.1)
+    members = [
+        SweepMember(
+            build(config(learning_rate=rate)),
+            tmp_path / str(rate),
+            {"x": {"learning_rate": rate}},
+        )
+        for rate in rates
+    ]
+    build_trainer = members[0].experiment.with_hyperparameters
+    train_stage(members, "x", [None, None], build_trainer)
+    for member in members:
+        run_experiment(member.experiment, member.folder)  # reads and evaluates it
+        alone = tmp_path / f"alone_{member.folder.name}"
+        run_experiment(build(config(**member.numbers["x"], features="off")), alone)
+        found, expected = (
+            read_weights(x / "x" / "weights.safetensors").arrays
+            for x in (member.folder, alone)
+        )
+        chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
-    experiment = build(config())
-    member = SweepMember(experiment, tmp_path, {})
-    with pytest.raises(ValueError, match="methods.x: a vmapped sweep cannot have froz"):
-        train_stage([member], "x", [None], experiment.with_hyperparameters)
+
+def test_a_vmapped_sweep_of_several_bases_is_refused(tmp_path):
+    settings = [{**config(), "seed": seed} for seed in (0, 1)]
+    members = [SweepMember(build(x), tmp_path, {}) for x in settings]
+    build_trainer = members[0].experiment.with_hyperparameters
+    with pytest.raises(ValueError, match="methods.x: runs must have the same frozen"):
+        train_stage(members, "x", [None, None], build_trainer)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fedfr_jax.runs.experiment import run_experiment
 from tests.tasks import tiny
 
 LORA = {"name": "lora", "rank": 2, "targets": "fc"}
+PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 1.0}
 
 
 @pytest.mark.ci
@@ -56,24 +57,70 @@ def test_frozen_is_added_to_what_an_adapter_freezes():
 
 
 @pytest.mark.parametrize(
-    ("task", "adapter", "words"),
+    ("adapter", "words"),
     [
+        ({**LORA, "rank": 5}, "methods.x: adapter.rank must be at most 4"),
+        ({**LORA, "targets": "x"}, "adapter.targets must match a layer"),
+        ({"name": "prompt"}, "needs a network with tokens"),
+        ({**LORA, "name": "lor"}, "did you mean lora"),
+        ({**LORA, "ranks": [1, 3]}, "adapter: ranks must be at most rank, 2, got 3"),
+        ({**LORA, "ranks": [[0.5, 1]]}, "methods.x: ranks must have shares with sum 1"),
+        ({**LORA, "ranks": [1, 2, 2]}, "with_ranks.*3"),
+        ({**LORA, "ranks": [1, [1.0, 2]]}, "ranks must be a number for each client"),
+        ({**LORA, "ranks": [1, 2], "train_a": False}, "lora with train_a=True"),
+        ({"name": "bias", "average": "products"}, "need the adapter lora"),
         (
-            "classification",
-            {**LORA, "rank": 5},
-            "methods.x: adapter.rank must be at most 4",
+            {**LORA, "ranks": [1, 2], "average": "products"},
+            "average must be factors with ranks",
         ),
-        (
-            "classification",
-            {**LORA, "targets": "x"},
-            "adapter.targets must match a layer",
-        ),
-        ("classification", {"name": "prompt"}, "needs a network with tokens"),
-        ("classification", {**LORA, "name": "lor"}, "did you mean lora"),
-        ("classification", {**LORA, "ranks": 2}, "ranks"),
-        ("faces", LORA, "adapter must be None in the tasks faces and reid"),
     ],
 )
-def test_what_does_not_fit_is_one_line(task, adapter, words):
-    with pytest.raises(ValueError, match=words):
-        build(tiny.config(task, {"adapter": adapter}))
+def test_what_does_not_fit_is_one_line(adapter, words):
+    with pytest.raises(ValueError, match=words) as error:
+        build(tiny.config("classification", {"adapter": adapter}))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"widths": [0.5, 1], "frozen": "fc"}, "widths cannot be set with frozen"),
+        ({"widths": [0.5, 1, 1]}, "with_widths.*3"),
+        ({"widths": [1.5, 1]}, r"widths must be in \(0, 1\]"),
+        ({"widths": [0.5, 1], "privacy": PRIVATE}, "privacy cannot be set with widths"),
+        (
+            {"adapter": {**LORA, "ranks": [1, 2]}, "privacy": PRIVATE},
+            "privacy cannot be set with widths or adapter.ranks",
+        ),
+        ({"widths": [0.5, 1], "aggregation": "median"}, "cannot replace the mean"),
+        ({"frozen": {"blocks": 1}, "personal": {"blocks": 1}}, "personal must match"),
+        ({"adapter": LORA, "personal": "fc/kernel"}, "leaves that are not frozen"),
+    ],
+)
+def test_keys_that_exclude_each_other_are_one_line(method, words):
+    with pytest.raises(ValueError, match=words) as error:
+        build(tiny.config("classification", method))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"adapter": {**LORA, "ranks": [[0.5, 1], [0.5, 2]]}},
+        {"adapter": {**LORA, "average": "products"}},
+        {"widths": [0.5, 1.0]},
+    ],
+)
+def test_a_config_trains_ranks_products_and_widths(method, tmp_path):
+    algorithm = build(tiny.config("classification", method))
+    run_experiment(algorithm, tmp_path / "parts")
+    plain = {**method, "adapter": LORA} if "adapter" in method else {}
+    run_experiment(build(tiny.config("classification", plain)), tmp_path / "plain")
+    found, whole = (
+        read_weights(tmp_path / x / "x" / "weights.safetensors").arrays
+        for x in ("parts", "plain")
+    )
+    assert found.keys() == whole.keys()
+    change = np.abs(found["params/fc/kernel"] - whole["params/fc/kernel"]).max()
+    assert 1e-6 < change < 1

@@ -11,7 +11,7 @@ arXiv:2402.11505.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +20,10 @@ import numpy as np
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.contract import aggregator_of, update_like
 from fedfr_jax.federated.aggregation.mean import to_float32
-from fedfr_jax.types import Algorithm, Model, PyTree
+from fedfr_jax.models.hidden_channels import hidden_axes
+from fedfr_jax.types import LAST, Algorithm, Model, PyTree
 
 LORA_AXES = {"lora_a": -1, "lora_b": -2}  # of the ranks
 PRODUCT = "lora_product"
@@ -58,7 +59,17 @@ def with_ranks(algorithm: Algorithm, ranks: Any) -> Algorithm:
             return None
         return _first(leaf, axis, jnp.asarray(table)[level])
 
-    return _with_cut(algorithm, levels, cut)
+    def init(variables):
+        names = trees.by_name(variables["params"])
+        a, b = ({x[:-6] for x in names if x.endswith(key)} for key in LORA_AXES)
+        if b - a:
+            raise ValueError(
+                "ranks must be of adapters whose A and B are trained, got frozen A in "
+                f"{min(b - a)}. Set train_a=True."
+            )
+        return algorithm.init(variables)
+
+    return _with_cut(algorithm._replace(init=init), levels, cut)
 
 
 def with_widths(algorithm: Algorithm, model: Model, shares: Any) -> Algorithm:
@@ -73,7 +84,8 @@ def with_widths(algorithm: Algorithm, model: Model, shares: Any) -> Algorithm:
         clients, share of the channels), by which each client draws its own.
 
     Raises:
-      ValueError: for a network whose norms mix channels, or shares out of range.
+      ValueError: for a network whose norms mix channels or whose convolutions have
+        groups of them, or shares out of range.
     """
     levels = _levels("widths", shares, float)
     if levels.values[-1] > 1:
@@ -103,7 +115,10 @@ def _first(leaf, axis: int, size: jax.Array, channels: int | None = None) -> jax
 
 def _levels(key: str, values: Any, kind: type) -> Levels:
     """Read the sizes of all clients."""
-    table = np.asarray(values)
+    try:
+        table = np.asarray(values, float)
+    except ValueError:  # numbers and pairs
+        table = np.zeros(0)
     if table.size == 0 or table.ndim not in (1, 2) or table.shape[1:] not in ((), (2,)):
         raise ValueError(
             f"{key} must be a number for each client or pairs (share of the clients, "
@@ -132,6 +147,7 @@ def _levels(key: str, values: Any, kind: type) -> Levels:
 def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
     """Let each client train a part of every model; see the module."""
     count = len(levels.values)
+    aggregator = aggregator_of(algorithm, "the key ranks or widths")
 
     def keep(tree, level):
         """Leaves of a level, 0 beyond."""
@@ -177,6 +193,8 @@ def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
     return algorithm._replace(
         client_update=client_update,
         server_update=server_update,
+        # Of what replaces the mean, or adds noise to it, no share is right.
+        aggregator=aggregator._replace(role=LAST, has_plain_mean=True),
         built_for=(*algorithm.built_for, *levels.built_for),
     )
 
@@ -185,63 +203,6 @@ def _layer_of(name: str) -> str:
     """Path of a leaf below its collection; of a stack, that of its first block."""
     *_, path = re.split(r"^(?:\w+/)?(?:params|batch_stats)/", name)
     return scanned_blocks.block_paths(path)[0]
-
-
-def hidden_axes(model: Model) -> dict[str, dict[int, int]]:
-    """{path of a leaf: {axis: channels}}, of the axes of hidden channels.
-
-    An axis longer than its channels has pixels of them, channels fastest.
-
-    Raises:
-      ValueError: for a network of other layers than dense ones, convolutions and batch
-        norms.
-    """
-    if isinstance(model.input_shape, Mapping):
-        raise ValueError(
-            f"the network of widths must have one input, got {[*model.input_shape]}."
-        )
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params, stats = (
-        trees.by_name(scanned_blocks.by_block_name(shapes[name]))
-        for name in ("params", "batch_stats")
-    )
-    _check_layers(model, params, stats)
-    block = {name: _block_of(model, name) for name in (*params, *stats)}
-    kernels = {name: x.shape for name, x in params.items() if x.ndim > 1}
-    places = sorted({block[name] for name in kernels})
-    first, last = places[0], places[-1]
-    widths = {i: [x[-1] for k, x in kernels.items() if block[k] == i] for i in places}
-    before = dict(zip(places[1:], (widths[i] for i in places), strict=False))
-    data = {model.input_shape[-1], math.prod(model.input_shape)}
-    axes: dict[str, dict[int, int]] = {}
-    for name, x in {**params, **stats}.items():
-        place = block[name]
-        axes[name] = {-1: x.shape[-1]} if place < last else {}
-        if name in kernels and (place > first or x.shape[-2] not in data):
-            size = x.shape[-2]
-            known = [size, *before.get(place, ())] if x.ndim > 2 else before[place]
-            alike = [c for c in known if size % c == 0]
-            axes[name][-2] = size if size in known else max(alike)
-    return axes
-
-
-def _block_of(model: Model, name: str) -> int:
-    """Number of the block of a leaf, in the order of the data."""
-    return next(i for i, x in enumerate(model.blocks) if name.startswith(f"{x}/"))
-
-
-def _check_layers(model: Model, params: dict, stats: dict) -> None:
-    """Raise ValueError for layers whose channels are not alone."""
-    normed = {name.rpartition("/")[0] for name in stats}
-    for name, x in params.items():
-        layer, _, leaf = name.rpartition("/")
-        is_known = leaf == "kernel" if x.ndim > 1 else leaf != "scale"
-        has_block = any(name.startswith(f"{block}/") for block in model.blocks)
-        if not has_block or not (is_known or layer in normed):
-            raise ValueError(
-                "the network of widths must have dense layers, convolutions and batch "
-                f"norms alone, got {name}. Choose another config.model.name."
-            )
 
 
 def with_products(algorithm: Algorithm) -> Algorithm:

@@ -120,8 +120,8 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     if algorithm.aggregator is None or algorithm.aggregator.role != MEAN:
         raise ValueError(
             "privacy needs an algorithm that aggregates by a plain mean, got "
-            f"{algorithm}. Choose an algorithm like fedavg, and remove the key "
-            "aggregation."
+            f"{algorithm}. Choose an algorithm like fedavg, without ranks or widths "
+            "of clients, and remove the key aggregation."
         )
 
     def server_update(server, result):

@@ -160,7 +160,7 @@ def with_distillation(
         teacher_features = with_live_teacher(teacher, settings.teacher_input)
 
     def loss(variables, batch, key, **round_args):
-        features, stats = model.apply(variables, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.model_inputs, True, key=key)
         known_model = model._replace(apply=lambda *_, **__: (features, stats))
         labeled = labeled_only(batch, settings.unlabeled_fraction)
         total, (stats, metrics) = as_aux_loss(loss_of(known_model))(

@@ -88,11 +88,11 @@ class ComputedFeatures(NamedTuple):
 
     def global_features(self, batch: Batch) -> jax.Array:
         """Features [B, D] of the round's global model."""
-        return self.embed(self.shared, batch.images)
+        return self.embed(self.shared, batch.model_inputs)
 
     def previous_features(self, batch: Batch) -> jax.Array:
         """Features [B, D] of the client's previous model."""
-        return self.embed(self.previous, batch.images)
+        return self.embed(self.previous, batch.model_inputs)
 
 
 def frozen_features(
@@ -118,7 +118,7 @@ def own_class_means(
     The features are averaged as they come; a class without an example is zero.
     """
     first = client.batch_from(jnp.int32(0), jnp.int32(0))
-    shape = jax.eval_shape(embed, variables, first.images)
+    shape = jax.eval_shape(embed, variables, first.model_inputs)
     sums = jnp.zeros((num_classes, shape.shape[1]), shape.dtype)
 
     def body(carry):
@@ -127,7 +127,7 @@ def own_class_means(
         is_own = batch.is_valid & ~batch.is_added
         place = jnp.where(is_own, batch.labels, num_classes)  # the others drop out
         ones = jnp.ones(len(place), sums.dtype)
-        features = embed(variables, batch.images)
+        features = embed(variables, batch.model_inputs)
         sums += jax.ops.segment_sum(features, place, num_classes)
         counts += jax.ops.segment_sum(ones, place, num_classes)
         return start + len(place), sums, counts
@@ -143,7 +143,7 @@ def position_features(embed: Callable, variables: PyTree, client: Client) -> jax
 
     @partial(jax.jit, inline=True)  # traced once, for shapes and for the loop
     def views_from(start):
-        view = lambda i: client.batch_from(start, i).images
+        view = lambda i: client.batch_from(start, i).model_inputs
         return embed_views(embed, variables, view, client.num_views)
 
     block = jax.eval_shape(views_from, jnp.int32(0))

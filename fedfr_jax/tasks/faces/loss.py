@@ -273,8 +273,32 @@ def on_variables(model: Model) -> Model:
 
         return call
 
-    features = model.apply_with_features and wrapped(model.apply_with_features)
-    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+    return model.wrapped(wrapped)
+
+
+def in_backbone(model: Model) -> Model:
+    """A backbone whose own params lie below "backbone", as an algorithm's do."""
+
+    def init(key):
+        variables = model.init(key)
+        return {**variables, "params": {"backbone": variables["params"]}}
+
+    return on_variables(model)._replace(init=init)
+
+
+def of_backbone(model: Model) -> Model:
+    """Inverse of `in_backbone`."""
+
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            inside = {**variables, "params": {"backbone": variables["params"]}}
+            return function(inside, x, *mode, **key)
+
+        return call
+
+    return model.wrapped(wrapped)._replace(
+        init=lambda key: backbone_of(model.init(key))
+    )
 
 
 def with_embeddings(model: Model) -> Model:
@@ -354,7 +378,7 @@ def face_loss(
 
     def loss_fn(variables, batch, key, *, reference: Any = None):
         params = variables["params"]
-        features, stats = model.apply(variables, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.model_inputs, True, key=key)
         head, phi = params["head"], params.get("phi")  # None without such classes
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's

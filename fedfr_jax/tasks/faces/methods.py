@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.convolutions import fast
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms.fedfr import build_adaptation
@@ -45,6 +46,7 @@ from fedfr_jax.losses.distillation import (
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.models.adapters import deployed_variables, with_calls
 from fedfr_jax.parts import INLINE, Factory, Part, raw, section
 from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Positive, Share, Whole
 from fedfr_jax.schema import checked, keywords, naming
@@ -63,8 +65,10 @@ from fedfr_jax.tasks.faces.loss import (
     classifier,
     client_features,
     face_loss,
+    in_backbone,
     init_local,
     learned,
+    of_backbone,
     on_variables,
     with_embeddings,
     with_margin_state,
@@ -77,9 +81,10 @@ from fedfr_jax.tasks.methods import (
     MethodReader,
     with_contrastive_loss,
 )
-from fedfr_jax.tasks.trainers import Facts, build_federated
+from fedfr_jax.tasks.trainers import Facts, build_federated, cut_network
 from fedfr_jax.types import (
     Algorithm,
+    FeatureStorage,
     FederatedTrainer,
     FinalAdaptation,
     LocalTraining,
@@ -166,7 +171,7 @@ def distillation_loss(
     """Distillation loss over params {"backbone", "head", "phi" (not used)}."""
 
     def loss_fn(variables, batch, key, *, reference, teacher_head):
-        features, stats = model.apply(variables, batch.images, True, key=key)
+        features, stats = model.apply(variables, batch.model_inputs, True, key=key)
         taught = reference.previous_features(batch)
         values = distillation(
             scale * cosine(features, variables["params"]["head"]),
@@ -187,7 +192,7 @@ def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
     def loss_fn(variables, batch, key, *, reference, teacher_head):
         del teacher_head
         loss, (stats, metrics) = finetuning(variables, batch, key, reference=None)
-        features, _ = model.apply(variables, batch.images, True, key=key)
+        features, _ = model.apply(variables, batch.model_inputs, True, key=key)
         taught = reference.previous_features(batch)
         distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
         metrics = {**metrics, "angular_loss": distance}
@@ -291,6 +296,11 @@ def check_method(method: Method) -> None:
             "batch_stats must be average or random_client with adaptation or a random "
             "initial_previous_model, got 'local'."
         )
+    if sees_images(method) and method.features not in ("auto", "off"):
+        raise ValueError(
+            "features must be auto or off with a teacher, which sees the images, got "
+            f"{method.features!r}. Give distill a cache."
+        )
     # Clients and the network, which come with the data, change no check.
     build_loss(method, teacher=None, num_clients=1)(None)
 
@@ -335,15 +345,23 @@ def face_method(
     teacher = method.distill and method.distill.open(model, where)
     has_terms = method.algorithm.task_keys is not None
     is_packed = has_terms and not looks_at_leaves(method)
-    model = on_unpacked(with_margin_state(model) if rule.state else model)
+    with naming(where):
+        cut, begin = cut_network(method, in_backbone(model), counts.seed, "backbone/")
+    if cut.adapter:
+        model = model.wrapped(with_calls(cut.adapter.call))
+    whole = with_state(model, rule)
+    model = with_state(of_backbone(cut), rule)
     loss = build_loss(method, teacher, counts.num_clients)
     method = method._replace(loss=loss)
     own_classes = classifier(on_variables(model))
     offers = {"num_clients": counts.num_clients, "model": own_classes, "features": True}
     if has_terms:
         offers |= _offers(terms, rule, model, is_packed)
-    facts = build_facts(terms, rule, model, counts, offers)
+    facts = build_facts(terms, rule, model, counts, offers, begin)
+    apply = client_features(on_variables(whole), converter=terms.converter)
+    facts = facts._replace(apply=apply)
     with naming(where):
+        check_frozen(method, facts.shapes["params"])
         trainer = build_federated(method, facts, where)
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
@@ -359,11 +377,39 @@ def face_method(
         if last is not None:
             packed = pack_variables(last.algorithm, at=BACKBONE)
             last = last._replace(algorithm=packed)
+    deployed = lambda server: deployed_variables(cut, algorithm.global_model(server))
     return trainer._replace(
         algorithm=algorithm,
-        global_model=lambda server: backbone_of(unpack(algorithm.global_model(server))),
+        global_model=lambda server: backbone_of(unpack(deployed(server))),
+        apply_global=backbone_features(whole),
+        frozen_model=cut if cut.frozen else None,
+        features=FeatureStorage() if sees_images(method) else trainer.features,
         final_adaptation=last,
     )
+
+
+def sees_images(method: Method) -> bool:
+    """Whether a teacher runs beside the network."""
+    return bool(method.distill) and method.distill.cache is None
+
+
+def with_state(model: Model, rule: Margin) -> Model:
+    """A backbone whose statistics may hold a margin's state, packed or not."""
+    return on_unpacked(with_margin_state(model) if rule.state else model)
+
+
+def check_frozen(method: Method, params: PyTree) -> None:
+    """Raise ValueError for frozen leaves that are none of the network's."""
+    if not isinstance(method.frozen, str) or not method.frozen:
+        return
+    others = {name: x for name, x in params.items() if name != BACKBONE}
+    found = trees.matching(method.frozen, min_leaves=0)({"params": others})
+    if any(jax.tree.leaves(found)):
+        raise ValueError(
+            "frozen must match leaves of params/backbone alone, got "
+            f"{method.frozen!r}. Give others a factor of 0 in "
+            "learning_rate_multipliers."
+        )
 
 
 def looks_at_leaves(method: Method) -> bool:
@@ -375,6 +421,7 @@ def looks_at_leaves(method: Method) -> bool:
         or method.learning_rate_multipliers
         or method.personal
         or method.frozen
+        or method.adapter
         or method.optimizer.name != "sgd"
     )
 
@@ -385,8 +432,13 @@ def build_facts(
     model: Model,
     counts: Counts,
     offers: Mapping[str, Any],
+    begin: Callable[[PyTree], PyTree] = lambda variables: variables,
 ) -> Facts:
-    """Facts for any algorithm on faces, with params "backbone" and "head"."""
+    """Facts for any algorithm on faces, with params "backbone" and "head".
+
+    Args:
+      begin: of `cut_network`.
+    """
     num_classes, num_public = counts.num_classes, counts.num_public
     draw_own = init_local(
         num_classes,
@@ -405,6 +457,11 @@ def build_facts(
         if terms.use_public_data:
             params["phi"] = variables["params"]["phi"]
         return {**with_start(variables, rule), "params": params}
+
+    def start_whole(variables: PyTree) -> PyTree:
+        moving = begin(variables)
+        params = {**variables["params"], **moving["params"]}
+        return start({**moving, "params": params})
 
     def draw(key: jax.Array) -> PyTree:
         variables = model.init(key)
@@ -425,7 +482,7 @@ def build_facts(
         kept=OWN_CLASSES,
         draw=draw,
         draw_kept=lambda key: {"params": draw_own(key), "batch_stats": {}},
-        start=start,
+        start=start_whole,
     )
 
 
@@ -496,4 +553,6 @@ def backbone_features(model: Model) -> Callable:
 
     Traced once for each shape, mesh and setting of JAX, wherever it is called.
     """
-    return jax.jit(fast(model.output), inline=True)
+    embed = fast(model.output)
+    # A traced jit would keep the frozen leaves of the program that it was traced in.
+    return embed if model.frozen else jax.jit(embed, inline=True)

@@ -40,7 +40,9 @@ from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.losses.contract import Margin, MarginInputs, softmax, updated_state
 from fedfr_jax.losses.margin import interclass_filter, normalize
 from fedfr_jax.losses.masked_means import masked_fraction, masked_mean
+from fedfr_jax.models.adapters import deployed_variables
 from fedfr_jax.models.norm import StatsGroup, stats_over_group
+from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.experiment import Opened
 from fedfr_jax.tasks.faces.data import FaceData
@@ -52,14 +54,17 @@ from fedfr_jax.tasks.faces.distillation import (
 from fedfr_jax.tasks.faces.loss import (
     backbone_of,
     face_loss,
+    in_backbone,
     learned,
     numbers_of,
+    of_backbone,
     on_variables,
     sampling_key,
     with_margin_state,
     with_numbers,
     with_start,
 )
+from fedfr_jax.tasks.trainers import adapted_training, with_adapter_calls
 from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses
 
 GATE = "gate"  # among the blocks of a network whose features are a gate's logits
@@ -283,8 +288,13 @@ def public_training(
       ValueError: for a pattern that finds no parameter, or a margin loss that cannot be
         cut over devices.
     """
-    model, mesh, names = facts.model, opened.mesh, opened.source.names
+    mesh, names = opened.mesh, opened.source.names
     settings, where = opened.config.trainings[at], f"config.{at}"
+    with naming(where):
+        settings, nested, begin = adapted_training(
+            settings, in_backbone(facts.model), opened.config.seed, "backbone/"
+        )
+    model = of_backbone(nested)
     first_row = task.first_public
     if settings.distill and settings.distill.unlabeled_source:
         task = without_labels(task, names, settings.distill.unlabeled_source)
@@ -294,7 +304,8 @@ def public_training(
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ShardedClasses(CLASS_TABLE, tuple(names[i] for i in identities))
     rule, given = settings.loss(), facts.weights.get(at)
-    init = lambda key: first_variables(model, num_rows, key, rule, given)
+    first = partial(first_variables, facts.model, num_rows)
+    init = lambda key: begin(first(key, rule, given))
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
     check_patterns(settings, where, params_of, mesh, table)
     distill = settings.distill and settings.distill.open(model, where)
@@ -306,8 +317,10 @@ def public_training(
         batching=build_batching(settings),
         loss=build_public_loss(model, settings, mesh, distill),
         init=init,
-        global_model=backbone_of,
-        apply_global=facts.embed,
+        global_model=lambda variables: backbone_of(
+            deployed_variables(nested, variables)
+        ),
+        apply_global=with_adapter_calls(facts.embed, nested),
         sharded_classes=table,
         annotate_batch=count_distilled(settings.distill),
         count_flops=model.count_flops,

@@ -59,6 +59,11 @@ def check_config(config: Config) -> None:
             f"config.methods cannot have the name {PRETRAINED!r}, that of pretraining."
         )
     federated = [x for x in config.methods.values() if isinstance(x, Method)]
+    if federated and config.pretrain.adapter:
+        raise ValueError(
+            "pretrain.adapter needs central methods only, got federated methods, which "
+            "start from all of its network. Give it to them."
+        )
     teachers = [x.distill for x in (config.pretrain, *federated) if x.distill]
     if federated and any(teacher.unlabeled_source for teacher in teachers):
         raise ValueError(
@@ -166,7 +171,8 @@ def build_stage(
     if trainer is None or isinstance(method, Training):
         everything, where = public_population(images), f"methods.{name}"
         return Stage(public_training(opened, where, facts, everything))
-    trainer = trainer._replace(apply_global=facts.embed)
+    if method.adapter is None:
+        trainer = trainer._replace(apply_global=facts.embed)
     terms = terms_of(method)
     if not (terms.init_head_from_class_means and terms.use_public_data):
         return Stage(trainer, PRETRAINED)

@@ -63,7 +63,7 @@ def reid_loss(
         return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
 
     def loss_fn(variables, batch, key):
-        outputs = features_fn(variables, batch.images, True, key=key)
+        outputs = features_fn(variables, batch.model_inputs, True, key=key)
         logits, features, stats = outputs
         value, accuracy = identity(logits, batch)
         metrics = {"identity_loss": value, "accuracy": accuracy}

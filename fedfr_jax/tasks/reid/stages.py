@@ -24,6 +24,7 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.algorithms.host_batches import with_host_batches
 from fedfr_jax.federated.client import Population
+from fedfr_jax.models.adapters import deployed_variables
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.parts import INLINE, Part, section
@@ -246,7 +247,11 @@ def build_method(
     trainer = build_federated(method, facts.clients, where)
     if method.personal == classifier and method.batch_stats != "local":
         # People are found without it, so the server's network is one for all clients.
-        trainer = trainer._replace(global_model=trainer.algorithm.global_model)
+        global_model = trainer.algorithm.global_model
+        whole = functools.partial(
+            deployed_variables, trainer.frozen_model or facts.clients.model
+        )
+        trainer = trainer._replace(global_model=lambda x: whole(global_model(x)))
     if identities := method.identities_per_batch:
         with naming(where):
             epochs = max_epochs(method, opened.config.federation)

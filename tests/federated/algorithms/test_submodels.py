@@ -11,10 +11,10 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax import trees
-from fedfr_jax.federated.algorithms.submodels import hidden_axes
 from fedfr_jax.federated.variable_split import update_of
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.adapters import lora
+from fedfr_jax.models.hidden_channels import hidden_axes
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.classification import cross_entropy
 
@@ -337,6 +337,31 @@ def test_widths_of_a_network_with_layer_norms_are_refused():
         ff.with_widths(ff.fedavg(lambda *x: x), base, [0.5])
     with pytest.raises(ValueError, match=r"shares must be in \(0, 1\]"):
         ff.with_widths(ff.fedavg(lambda *x: x), MODEL, [2.0])
+
+
+def test_widths_of_a_network_with_groups_of_channels_are_refused():
+    for base in (
+        MODELS["mobilenet"]((16, 16, 3), num_classes=3, num_blocks=8, width=0.05),
+        MODELS["mobilefacenet"]((32, 32, 3), embedding_dim=4),
+    ):
+        with pytest.raises(ValueError, match="convolutions in one group of channels"):
+            ff.with_widths(ff.fedavg(lambda *x: x), base, [0.5])
+
+
+def test_ranks_of_a_frozen_factor_and_of_another_mean_are_refused():
+    model, variables = adapted(train_a=False)
+    ranked = lambda local: ff.with_ranks(ff.fedavg(local), RANKS)
+    with pytest.raises(ValueError, match="whose A and B are trained, got frozen A in"):
+        play(model, variables, ranked)
+    privacy = ff.Privacy(
+        clip_norm=1.0, noise_multiplier=1.0, delta=1e-2, cohort_size=NUM_CLIENTS
+    )
+    for around in (
+        lambda x: ff.private(x, privacy),
+        lambda x: ff.with_aggregation(x, ff.aggregation.median()),
+    ):
+        with pytest.raises(ValueError, match="plain mean"):
+            around(ff.with_ranks(ff.fedavg(lambda *x: x), RANKS))
 
 
 def test_a_rank_for_every_client_is_needed():
