@@ -85,7 +85,7 @@ def _with_leaves(constant: Constant) -> Callable[[Callable], Callable]:
         def call(variables, x, train=False, key=None):
             frozen = scanned_blocks.unstack_like(constant.value, variables)
             whole, running = trees.join(variables, frozen), frozen["batch_stats"]
-            if train and jax.tree.leaves(running):
+            if jax.tree.leaves(running):
                 whole[FROZEN] = running
             *outputs, stats = function(whole, x, train, key=key)
             is_moving = lambda fixed, x: x if fixed is None else None

@@ -145,7 +145,7 @@ def from_linen(
         stats = named_stages(variables["batch_stats"], stages)
         if train:  # with statistics of the batch, and no running ones
             del variables["batch_stats"]
-        elif stats:
+        elif stats and not fixed:  # one vector would join frozen ones and others
             variables[INVERSE] = stacked_stages(inverses(stats), stages)
         output, updated = module.apply(
             variables,

@@ -78,7 +78,7 @@ def test_rows_and_checkpoints_have_no_frozen_leaf(task, tmp_path):
 @pytest.mark.parametrize("task", ["faces", "classification"])
 def test_central_training_moves_the_adapter_and_the_head_alone(task, tmp_path):
     sections = {"model": RESNET} if task == "classification" else {}
-    method = {"kind": "central", "epochs": 1, "adapter": LORA}
+    method = {"kind": "central", "epochs": 1, "batch_size": 16, "adapter": LORA}
     experiment = build(tiny.config(task, method, **sections))
     trainer = experiment.stages["x"].trainer
     start = trainer.global_model(trainer.init(jax.random.key(0)))
