@@ -158,10 +158,12 @@ def prompt(*, num_tokens: Width = 8) -> Adapter:
     def plan(model, params, head):
         del head
         width = _token_width(model)
-        path: tuple[str, ...] = ("prompt",)
-        if "backbone" in params:  # where faces' networks lie
-            path = "backbone", *path
-        return lambda key: {path: normal(0.02)(key, (num_tokens, width))}
+        inside = ("backbone",) if "backbone" in params else ()  # of faces
+
+        def draw(key) -> Leaves:
+            return {(*inside, "prompt"): normal(0.02)(key, (num_tokens, width))}
+
+        return draw
 
     def call(run, module, x, *rest):
         network = module.scope.root

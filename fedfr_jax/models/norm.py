@@ -212,7 +212,7 @@ class BatchNorm(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
         frozen_mean = self.get_variable(FROZEN, "mean")
-        if frozen_mean is not None:
+        if train and frozen_mean is not None:
             running_mean.value = frozen_mean
             running_var.value = self.get_variable(FROZEN, "var")
         if train and frozen_mean is None:
