@@ -29,7 +29,6 @@ from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.files import is_url
 from fedfr_jax.models import build_model
-from fedfr_jax.models.adapters import deployed_variables
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.buckets import fetch, is_model
 from fedfr_jax.runs.data_digest import ACCEPT
@@ -44,7 +43,7 @@ from fedfr_jax.schema import (
     with_tuples,
 )
 from fedfr_jax.tasks.model import with_name
-from fedfr_jax.types import Experiment, FederatedTrainer, PyTree, TrainedModels
+from fedfr_jax.types import Experiment, PyTree, TrainedModels
 
 
 def backbone_of(variables, template) -> PyTree | None:
@@ -137,10 +136,8 @@ def client_network(
             variables, apply = models.client_variables(client), models.client_apply
         variables = meshes.fetch(unpack(variables))
     about = {"from": str(workdir), "method": method, "client": str(client)}
-    trainer = experiment.stages[method].trainer
-    if isinstance(trainer, FederatedTrainer) and trainer.frozen_model:
-        variables = deployed_variables(trainer.frozen_model, variables)
-    return _network(experiment, trainer.model_config, variables, apply, about)
+    model_config = experiment.stages[method].trainer.model_config
+    return _network(experiment, model_config, variables, apply, about)
 
 
 def _network(

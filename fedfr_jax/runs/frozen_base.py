@@ -13,6 +13,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.feature_cache import Kept, digest_leaves, keep_features
+from fedfr_jax.models.adapters import deployed_variables
 from fedfr_jax.runs import data_digest
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.types import Dataset, Experiment, FederatedTrainer, PyTree
@@ -104,7 +105,8 @@ def _kept(experiment, trainer, dataset, storage, **options) -> Kept:
 def with_base(trainer: FederatedTrainer, mesh: Mesh, of_client: Callable) -> Callable:
     """Build client -> all variables of its model, of `of_client`: those that move.
 
-    Clients [A] of the devices give [A, ...], as `TrainedModels.client_variables`.
+    An adapter is merged into one client's. Clients [A] of the devices give [A, ...], as
+    `TrainedModels.client_variables`.
     """
     if trainer.frozen_model is None:
         return of_client
@@ -112,11 +114,13 @@ def with_base(trainer: FederatedTrainer, mesh: Mesh, of_client: Callable) -> Cal
 
     def whole(client):
         moving, count = of_client(client), np.size(client)
+        if not np.ndim(client):
+            return deployed_variables(trainer.frozen_model, moving)
         base = unstack_like(frozen, moving)  # of leaves without an axis of clients
-        if np.ndim(client) and count not in copies:
+        if count not in copies:
             cut = meshes.over_clients(mesh)
             repeat = lambda x: np.broadcast_to(x, (count, *np.shape(x)))
             copies[count] = meshes.put_global(jax.tree.map(repeat, base), cut)
-        return trees.join(moving, copies.get(count, base))
+        return trees.join(moving, copies[count])
 
     return whole

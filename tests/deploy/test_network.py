@@ -277,6 +277,10 @@ def test_a_clients_adapter_is_merged_into_its_network(faces, tmp_path):
     for client in (0, 1):
         network = ff.load_model(tmp_path / "run", client=client)
         assert not any("lora" in name for name in named_arrays(network.variables))
-        expected = models.client_apply(models.client_variables(client), x)
+        clients = np.full(experiment.mesh.size, client)
+        lanes = models.client_variables(clients)  # with A and B
+        own = jax.tree.map(lambda x: x[0], lanes)
+        assert any("lora" in name for name in named_arrays(own))
+        expected = models.client_apply(own, x)
         np.testing.assert_allclose(network.embed(images()), expected, atol=1e-4)
     assert export(network, tmp_path / "client.safetensors")
