@@ -61,7 +61,7 @@ def with_ranks(algorithm: Algorithm, ranks: Any) -> Algorithm:
 
     def init(variables):
         names = trees.by_name(variables["params"])
-        a, b = ({x[:-6] for x in names if x.endswith(key)} for key in LORA_AXES)
+        a, b = ({x[:-7] for x in names if x.endswith(key)} for key in LORA_AXES)
         if b - a:
             raise ValueError(
                 "ranks must be of adapters whose A and B are trained, got frozen A in "
