@@ -108,14 +108,14 @@ def with_base(trainer: FederatedTrainer, mesh: Mesh, of_client: Callable) -> Cal
     An adapter is merged into one client's. Clients [A] of the devices give [A, ...], as
     `TrainedModels.client_variables`.
     """
-    if trainer.frozen_model is None:
+    if (model := trainer.frozen_model) is None:
         return of_client
-    frozen, copies = trainer.frozen_model.frozen.value, {}
+    frozen, copies = model.frozen.value, {}
 
     def whole(client):
         moving, count = of_client(client), np.size(client)
         if not np.ndim(client):
-            return deployed_variables(trainer.frozen_model, moving)
+            return deployed_variables(model, moving)
         base = unstack_like(frozen, moving)  # of leaves without an axis of clients
         if count not in copies:
             cut = meshes.over_clients(mesh)
