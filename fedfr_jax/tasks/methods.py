@@ -518,6 +518,11 @@ class AttackConfig(NamedTuple):
     seed: Seed | None = None  # the config's unless it is set
 
 
+# Of each client, or pairs (share of the clients, theirs)
+ClientRanks = Annotated[tuple[Count | tuple[PositiveShare, Count], ...], MinLen(1)]
+ClientShares = tuple[PositiveShare | tuple[PositiveShare, PositiveShare], ...]
+
+
 @section
 class AdapterConfig(NamedTuple):
     """Keys of a method's `adapter`."""
@@ -529,9 +534,7 @@ class AdapterConfig(NamedTuple):
     average: Literal["factors", "products"] = "factors"
     # Of lora: the rank of each client, or pairs (share of the clients, rank) by which
     # each draws its own; None: all have that of the adapter.
-    ranks: (
-        Annotated[tuple[Count | tuple[PositiveShare, Count], ...], MinLen(1)] | None
-    ) = None
+    ranks: ClientRanks | None = None
 
     def check(self) -> None:
         """Raise ValueError for ranks and a mean that the adapter cannot have."""
@@ -595,13 +598,12 @@ class Method(NamedTuple):
     # and send nothing of them. Batch norms among them are in evaluation.
     frozen: Pattern | Leaves = ""
     # {"name": of `fedfr describe adapters`, its settings, perhaps "head": pattern}: all
-    # but the adapter and the head is frozen.
+    # but the adapter and the head is frozen. Of lora also "average": "factors", the
+    # mean of A and of B, or "products", and "ranks": as `widths`, of each client.
     adapter: AdapterConfig | None = None
     # Of classification only: the share of each client of the channels of every hidden
     # layer, or pairs (share of the clients, share of the channels); None: all.
-    widths: tuple[PositiveShare | tuple[PositiveShare, PositiveShare], ...] | None = (
-        None
-    )
+    widths: ClientShares | None = None
     # Where features of the frozen first layers are kept, computed once per example:
     # device, host or disk; off: they run in every step; auto: where they fit.
     features: FeaturePlace = "auto"
