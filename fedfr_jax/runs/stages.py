@@ -29,6 +29,7 @@ from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
+from fedfr_jax.models.peft_folder import save_adapter
 from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import read_central, train_central, training_flops
@@ -59,6 +60,7 @@ from fedfr_jax.types import (
 from fedfr_jax.version import library_version
 
 CALIBRATION = "calibration"  # of model.json
+ADAPTER = "adapter"  # folder of a stage: its LoRA alone, for PEFT
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -398,6 +400,7 @@ def save_and_evaluate(
     identities is added afterwards, for thresholds.
     """
     _write_model(folder, experiment.task, trainer, ended.models.variables)
+    _write_adapter(folder, trainer, ended.state)
     evaluators, found = experiment.task.evaluators, ended.evaluations
     late = {name: x for name, x in evaluators.items() if name not in found}
     evaluations = {**found, **evaluate(late, ended.models)}
@@ -460,6 +463,21 @@ def _write_model(
         "commit": _commit(),
     }
     save_model(folder, variables, record)
+
+
+def _write_adapter(folder: pathlib.Path, trainer, state: StageState | None) -> None:
+    """Write the LoRA of the stage in `folder`, if it has one that is everybody's."""
+    model = trainer.frozen_model if state else None
+    if not (model and model.adapter and model.adapter.rank and trainer.global_model):
+        return
+    server = plain_server(state.server)
+    variables = meshes.fetch(trainer.algorithm.global_model(server))
+    if not meshes.is_first_process():
+        return
+    try:
+        save_adapter(folder / ADAPTER, model, variables)
+    except ValueError as error:  # of a head that PEFT has no names for
+        print(f"{folder.name}: no folder for PEFT: {error}", flush=True)
 
 
 def forget_model(folder: pathlib.Path) -> None:

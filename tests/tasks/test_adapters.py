@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import fedfr_jax as ff
 from fedfr_jax import trees
@@ -30,6 +31,11 @@ def test_a_run_saves_the_plain_network_with_what_it_learned(tmp_path):
     }
     change = arrays["params/fc/kernel"] - start["params/fc/kernel"]
     assert np.linalg.matrix_rank(change, tol=1e-5) == 2
+    alone = safetensors.numpy.load_file(
+        tmp_path / "x/adapter/adapter_model.safetensors"
+    )
+    down, up = (alone[f"base_model.model.fc.lora_{x}.weight"] for x in "AB")
+    np.testing.assert_allclose((up @ down).T * 16 / 2, change, atol=1e-5)
     images = np.zeros((2, *tiny.SHAPE), np.uint8)
     assert np.isfinite(ff.load_model(tmp_path / "x").embed(images)).all()
 
