@@ -2,6 +2,10 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
+from collections import Counter
 
 import pytest
 
@@ -140,3 +144,36 @@ def test_a_round_compiles_for_devices_that_are_not_there(name, device):
     assert accelerators.faults_of(program, found) == []
     assert found["round"]["step"]["convolutions"] > 0
     assert 0 < found["round"]["gib"]["needed"] < {"iresnet18": 3}.get(name, 2)
+
+
+TEXT = """
+import sys
+from fedfr_jax.cli import flags
+from fedfr_jax.plan.aot import stage_programs
+from fedfr_jax.plan.devices import topology
+from fedfr_jax.plan.dummy_inputs import blind_experiment
+
+def print_program(config):
+    \"\"\"Print a round.\"\"\"
+    with topology("v5p:2x2x1"):
+        experiment = blind_experiment(config, is_placed=True)
+        (program,) = stage_programs(experiment, "lora").values()
+        print(program.compile().as_text())
+
+flags.run("text", print_program, sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_frozen_matrix_is_one_product_of_the_rows_of_all_lanes():
+    """On a TPU a product is a convolution: of window 1 if no lane has its own matrix."""
+    need_environment("v5p:2x2x1")
+    words = [*accelerators.PROGRAMS["vit_s_lora"].words, "--config.model.depth=4"]
+    env = aot_compile.compiler_environment(parse_grid("v5p:2x2x1").kind)
+    command = [sys.executable, "-c", TEXT, *words]
+    text = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    line = r"= bf16\[64,8,197,(\d+)\]\S* convolution\(.*window=\{size=1x1\}"
+    # The first block and the stack's, forward and backward: qkv, proj, fc1 and fc2, but
+    # for the gradient of what the first one's qkv takes.
+    products = Counter(re.findall(line, text.stdout))
+    assert products == {"1152": 2, "1536": 4, "384": 9}
