@@ -25,6 +25,7 @@ from fedfr_jax.federated import sums
 from fedfr_jax.federated.schedule import choose_lanes, num_waves
 from fedfr_jax.federated.systems.state import WithSystems, plain_server
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
+from fedfr_jax.models.frozen import whole_variables
 from fedfr_jax.plan.devices import Device, seconds
 from fedfr_jax.plan.program_cost import (
     Kernel,
@@ -284,9 +285,13 @@ def federated_needs(
     parts["frozen leaves"] = bytes_on_device(frozen)
     peak = max(cost.peak - parts["frozen leaves"], 0.0)  # lanes share them
     parts["training, all lanes"] = sim.settings.clients_per_device * peak
-    network_shapes = jax.eval_shape(
-        sim.algorithm.personalize, *trees.shapes((shapes.server, shapes.row))
-    )
+
+    def network_of(server, row):
+        variables, model = sim.algorithm.personalize(server, row), trainer.frozen_model
+        return whole_variables(model, variables) if model else variables
+
+    states = trees.shapes((shapes.server, shapes.row))
+    network_shapes = jax.eval_shape(network_of, *states)
     input_shape = example_shapes(experiment).input_shape
     network = network_flops(
         trainer.count_flops, trainer.apply, network_shapes, input_shape

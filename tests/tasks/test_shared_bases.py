@@ -79,14 +79,15 @@ def test_rows_and_checkpoints_have_no_frozen_leaf(task, tmp_path):
 def test_central_training_moves_the_adapter_and_the_head_alone(task, tmp_path):
     sections = {"model": RESNET} if task == "classification" else {}
     method = {"kind": "central", "epochs": 1, "batch_size": 16, "adapter": LORA}
-    method["learning_rate"] = 1e-3
-    experiment = build(tiny.config(task, method, **sections))
-    trainer = experiment.stages["x"].trainer
-    start = trainer.global_model(trainer.init(jax.random.key(0)))
-    before = trees.by_name(by_block_name(start))
-    with jax.numpy_dtype_promotion("standard"):
-        run_experiment(experiment, tmp_path)
-    after = read_weights(tmp_path / "x" / "weights.safetensors").arrays
+
+    def end(rate):
+        config = tiny.config(task, {**method, "learning_rate": rate}, **sections)
+        with jax.numpy_dtype_promotion("standard"):
+            run_experiment(build(config), tmp_path / str(rate))
+        folder = tmp_path / str(rate) / "x"
+        return read_weights(folder / "weights.safetensors").arrays
+
+    before, after = end(0.0), end(1e-3)
     assert before.keys() == after.keys()
     change = {k: np.asarray(x - before[k]) for k, x in after.items() if k[0] == "p"}
     kernels = [x.reshape(-1, x.shape[-1]) for k, x in change.items() if "conv/k" in k]
