@@ -20,6 +20,7 @@ from fedfr_jax.plan.needs import needs_function, privacy_notes
 from fedfr_jax.plan.stages import max_that_fits, plan_stage
 from fedfr_jax.runs.shapes import stage_shapes
 from fedfr_jax.types import CentralTrainer
+from tests.tasks import tiny
 from tests.tasks.test_privacy import config_of
 
 pytestmark = pytest.mark.ci
@@ -363,3 +364,12 @@ def test_a_set_of_unknown_size_that_is_not_there_is_named():
     config["partition"] = {"num_clients": 2, "ids_per_client": 2}
     with pytest.raises(ValueError, match="config.data must exist on disk or be one of"):
         blind_experiment(config)
+
+
+def test_a_plan_of_an_adapter_counts_the_network_that_it_is_in():
+    flops = []
+    for method in ({}, {"adapter": {"name": "lora", "rank": 1, "targets": "fc"}}):
+        experiment = blind_experiment(tiny.config("classification", method))
+        flops.append(needs_function(experiment, "x")().forward)
+    plain, adapted = flops
+    assert plain < adapted < 1.5 * plain

@@ -13,7 +13,6 @@ from fedfr_jax.config.build import build
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.scanned_blocks import by_block_name
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.ci
