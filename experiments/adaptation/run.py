@@ -1,10 +1,10 @@
 """Ways to fine-tune one trained network over clients: all methods, and the table.
 
-    python experiments/adaptation/run.py --config=classification/foundation \
+    python experiments/adaptation/run.py --config=classification/adaptation \
         --workdir=runs/adaptation [--seeds=0] \
         [--cases=base,one_shot,head,network,after]
 
-Trains configs/classification/foundation.py, the base first, and continues where it was
+Trains configs/classification/adaptation.py, the base first, and continues where it was
 stopped. Writes results.json and the part of RESULTS.md between markers, beside this
 file or under --results.
 """
@@ -36,7 +36,7 @@ def config_of(config, case: str, seed: int):
     """The config of a case."""
     from fedfr_jax.config.files import find, load
 
-    config = load(find("classification/foundation"), case)
+    config = load(find("classification/adaptation"), case)
     with config.unlocked():
         config.seed = seed
     return config

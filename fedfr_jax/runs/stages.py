@@ -467,8 +467,10 @@ def _write_model(
 
 def _write_adapter(folder: pathlib.Path, trainer, state: StageState | None) -> None:
     """Write the LoRA of the stage in `folder`, if it has one that is everybody's."""
-    model = trainer.frozen_model if state else None
-    if not (model and model.adapter and model.adapter.rank and trainer.global_model):
+    model = trainer.frozen_model
+    if state is None or model is None or trainer.global_model is None:
+        return
+    if model.adapter is None or not model.adapter.rank:
         return
     server = plain_server(state.server)
     variables = meshes.fetch(trainer.algorithm.global_model(server))

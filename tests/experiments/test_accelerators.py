@@ -166,7 +166,7 @@ flags.run("text", print_program, sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_frozen_matrix_is_one_product_of_the_rows_of_all_lanes():
-    """On a TPU a product is a convolution: of window 1 if no lane has its own matrix."""
+    """On TPUs a product is a convolution: of window 1 if no lane has its own matrix."""
     need_environment("v5p:2x2x1")
     words = [*accelerators.PROGRAMS["vit_s_lora"].words, "--config.model.depth=4"]
     env = aot_compile.compiler_environment(parse_grid("v5p:2x2x1").kind)

@@ -1,7 +1,7 @@
 """Ways to fine-tune a trained network over clients, on characters of Omniglot.
 
-fedfr train --config=configs/classification/foundation.py:base --workdir=runs/base
-fedfr train --config=configs/classification/foundation.py:one_shot \
+fedfr train --config=configs/classification/adaptation.py:base --workdir=runs/base
+fedfr train --config=configs/classification/adaptation.py:one_shot \
     --config.pretrain.init=runs/base/base --workdir=runs/one_shot
 
 The word after the colon is a key of DATA. `base` trains a small ResNet on 764
