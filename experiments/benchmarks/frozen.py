@@ -19,6 +19,7 @@ from fedfr_jax import trees
 from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated.feature_cache import keep_features
 from fedfr_jax.tasks.classification import cross_entropy
+from fedfr_jax.types import FeatureStorage
 
 CLIENTS, EACH, BATCH, EPOCHS, SIDE = 16, 100, 20, 5, (32, 32, 1)
 FROZEN = "params/(?!classifier)"
@@ -44,7 +45,8 @@ def start(kind: str, mesh):
         model = ff.with_frozen(network, FROZEN, base)
         variables = ff.moving_variables(model, base)
     if kind == "features":
-        kept = keep_features(model, clients.dataset, batching, mesh, "device")
+        storage = FeatureStorage("device")
+        kept = keep_features(model, clients.dataset, batching, mesh, storage)
         clients, batching = clients._replace(dataset=kept.table), kept.batching
     local = ff.LocalTraining(cross_entropy(model), optimizer, 0.1)
     options = {"local_epochs": EPOCHS, "mesh": mesh, "batching": batching}

@@ -14,6 +14,7 @@ from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.types import FeatureStorage
 from tests.tasks import tiny
 
 CLASSES, COUNT, DIM, SEED = 5, 48, 6, 3
@@ -106,7 +107,7 @@ def test_a_round_adds_its_cohort_to_those_before():
 def test_features_of_a_cache_make_the_same_layer():
     table = ff.FederatedDataset.from_client_ids(IMAGES, LABELS, EVEN).dataset
     mesh, batching = ff.make_mesh(1), ff.Batching(5)
-    kept = keep_features(MODEL, table, batching, mesh, "device")
+    kept = keep_features(MODEL, table, batching, mesh, FeatureStorage("device"))
     run = play("ridge", table=kept.table, batching=kept.batching)
     assert_layer(run, expected("ridge"))
 
