@@ -23,7 +23,7 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.contract import aggregator_of, update_like
 from fedfr_jax.federated.aggregation.mean import to_float32
 from fedfr_jax.models.hidden_channels import hidden_axes
-from fedfr_jax.types import LAST, Algorithm, Model, PyTree
+from fedfr_jax.types import LAST, MEAN, Algorithm, Model, PyTree
 
 LORA_AXES = {"lora_a": -1, "lora_b": -2}  # of the ranks
 PRODUCT = "lora_product"
@@ -148,6 +148,11 @@ def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
     """Let each client train a part of every model; see the module."""
     count = len(levels.values)
     aggregator = aggregator_of(algorithm, "the key ranks or widths")
+    if aggregator.role != MEAN:
+        raise ValueError(
+            "ranks and widths need an algorithm that aggregates by a plain mean, got "
+            f"{algorithm}. Put links of an aggregation around them; privacy cannot be."
+        )
 
     def keep(tree, level):
         """Leaves of a level, 0 beyond."""
@@ -193,8 +198,8 @@ def _with_cut(algorithm: Algorithm, levels: Levels, cut: Cut) -> Algorithm:
     return algorithm._replace(
         client_update=client_update,
         server_update=server_update,
-        # Of what replaces the mean, or adds noise to it, no share is right.
-        aggregator=aggregator._replace(role=LAST, has_plain_mean=True),
+        # Of what replaces the mean, or of the noise of `private`, no share is right.
+        aggregator=aggregator._replace(role=LAST),
         built_for=(*algorithm.built_for, *levels.built_for),
     )
 

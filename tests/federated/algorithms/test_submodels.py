@@ -360,8 +360,11 @@ def test_ranks_of_a_frozen_factor_and_of_another_mean_are_refused():
         lambda x: ff.private(x, privacy),
         lambda x: ff.with_aggregation(x, ff.aggregation.median()),
     ):
+        plain = ff.fedavg(lambda *x: x)
         with pytest.raises(ValueError, match="plain mean"):
-            around(ff.with_ranks(ff.fedavg(lambda *x: x), RANKS))
+            around(ff.with_ranks(plain, RANKS))
+        with pytest.raises(ValueError, match="ranks and widths need"):
+            ff.with_ranks(around(plain), RANKS)
 
 
 def test_a_rank_for_every_client_is_needed():
