@@ -1,7 +1,7 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
-All devices, one lane: measured fastest for every workload here but that with LoRA. The
-first round compiles. --torch trains the module of PyTorch's peers by `ff.from_torch`.
+All devices, one lane: measured fastest for every workload here. The first round
+compiles. --torch trains the module of PyTorch's peers by `ff.from_torch`.
 """
 
 import jax
