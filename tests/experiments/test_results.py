@@ -59,7 +59,20 @@ def comparison():
     yield load("comparison/comparison_tables").text(runs)
 
 
+def adaptation():
+    run = load("adaptation/run")
+    yield run.text(seeds_of("adaptation", run.CASES))
+
+
+def adaptation_table():
+    for text in adaptation():
+        yield text.partition("\n\n")[2]
+
+
 PAGES = {
+    "adaptation/RESULTS.md": adaptation,
+    "adaptation/README.md": adaptation_table,
+    "../docs/how-to/which-adaptation.md": adaptation_table,
     "fedfr_tables/RESULTS.md": fedfr,
     "fedmargin_tables/README.md": fedmargin,
     "fedper_figures/RESULTS.md": fedper,
