@@ -654,6 +654,10 @@ class Method(NamedTuple):
             raise ValueError(
                 "widths cannot be set with frozen leaves or an adapter. Remove one."
             )
+        if self.features_gib is not None and self.features != "auto":
+            raise ValueError(
+                f"features_gib needs features='auto', got {self.features!r}. Remove it."
+            )
         if self.privacy and (self.widths or self.adapter and self.adapter.ranks):
             raise ValueError(
                 "privacy cannot be set with widths or adapter.ranks, whose means are "

@@ -98,6 +98,7 @@ def test_what_does_not_fit_is_one_line(adapter, words):
             {"adapter": {**LORA, "ranks": [1, 2]}, "privacy": PRIVATE},
             "privacy cannot be set with widths or adapter.ranks",
         ),
+        ({"features": "host", "features_gib": 1.0}, "features_gib needs features="),
         ({"widths": [0.5, 1], "aggregation": "median"}, "cannot replace the mean"),
         ({"frozen": {"blocks": 1}, "personal": {"blocks": 1}}, "personal must match"),
         ({"adapter": LORA, "personal": "fc/kernel"}, "leaves that are not frozen"),
