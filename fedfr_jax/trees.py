@@ -50,6 +50,8 @@ def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
 def join(first: PyTree, second: PyTree) -> PyTree:
     """Inverse of `split`; `second` may lack what `first` has all of."""
     if isinstance(first, dict) and isinstance(second, dict):
+        if unknown := second.keys() - first.keys():
+            raise ValueError(f"trees to join must have the same keys, got {unknown}.")
         has = lambda key: key in second
         return {k: join(x, second[k]) if has(k) else x for k, x in first.items()}
     pick = lambda x, y: y if x is None else x

@@ -31,7 +31,7 @@ from fedfr_jax.models.linen import (
     sow_features,
     stage_blocks,
 )
-from fedfr_jax.models.vit import ChannelScale, LayerNorm, linear
+from fedfr_jax.models.vit import ChannelScale, LayerNorm, gelu, linear
 from fedfr_jax.ranges import Blocks, Count, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -137,5 +137,5 @@ class Block(nn.Module):
         )
         y = LayerNorm(EPSILON, name="norm")(conv(x))
         y = linear(4 * width, "fc1", dtype=self.dtype)(y)
-        y = linear(width, "fc2", dtype=self.dtype)(nn.gelu(y, approximate=False))
+        y = linear(width, "fc2", dtype=self.dtype)(gelu(y))
         return x + ChannelScale(SCALE, name="scale")(y)

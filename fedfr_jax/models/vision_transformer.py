@@ -21,7 +21,6 @@ Parameters, E = width, every norm<i> is {scale, bias} [E]:
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -38,21 +37,13 @@ from fedfr_jax.models.vit import (
     LayerNorm,
     Learned,
     check_tokens,
+    gelu,
     linear,
     patches,
 )
 from fedfr_jax.ranges import BlockCount, Count, Depth, NonNegative, Positive, Width
 from fedfr_jax.schema import checked
-from fedfr_jax.trees import sum_dtype
 from fedfr_jax.types import Model
-
-
-@jax.checkpoint
-def gelu(x: jax.Array) -> jax.Array:
-    """x Phi(x), exactly, in float32 or more; training keeps x alone."""
-    z = x.astype(sum_dtype(x.dtype))
-    return (z * 0.5 * (1 + jax.lax.erf(z * math.sqrt(0.5)))).astype(x.dtype)
-
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {

@@ -243,6 +243,13 @@ class LayerNorm(nn.Module):
         return (y + per_channel(bias, z)).astype(x.dtype)
 
 
+@jax.checkpoint
+def gelu(x: jax.Array) -> jax.Array:
+    """x Phi(x), exactly, in float32 or more; training keeps x alone."""
+    z = x.astype(sum_dtype(x.dtype))
+    return (z * 0.5 * (1 + jax.lax.erf(z * math.sqrt(0.5)))).astype(x.dtype)
+
+
 def linear(size: int, name: str, use_bias: bool = True, dtype: Any = None) -> nn.Module:
     """Linear layer that starts as N(0, 0.02^2)."""
     init = normal(0.02)

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -483,8 +484,9 @@ def _write_adapter(folder: pathlib.Path, trainer, state: StageState | None) -> N
 
 
 def forget_model(folder: pathlib.Path) -> None:
-    """Remove model.json of a stage before it trains, as it describes old weights."""
+    """Remove model.json and the LoRA of a stage before it trains: they are old."""
     if meshes.is_first_process():
+        shutil.rmtree(folder / ADAPTER, ignore_errors=True)
         manifest.cover(folder, {WEIGHTS: None, RECORD: None})
         (folder / RECORD).unlink(missing_ok=True)
 

@@ -197,7 +197,9 @@ def class_mean_layer(share, means, square, regularization):
 
 def gaussian_layer(share, means, square, regularization):
     """Kernel [D, M] and bias [M] of normal classes with one covariance."""
-    within = square - matmul(means.T * share[None], means)
+    between = share * jnp.square(means).sum(1)  # of which noise may make too much
+    share_of_all = jnp.minimum(1, jnp.trace(square) / jnp.maximum(between, TINY))
+    within = square - matmul(means.T * (share * share_of_all)[None], means)
     kernel = solve_regularized(within, means.T, regularization)
     log_share = jnp.log(jnp.maximum(share, TINY))
     return kernel, log_share - (means.T * kernel).sum(0) / 2

@@ -3,12 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedfr_jax as ff
 from fedfr_jax import trees
 from fedfr_jax.config.build import build
+from fedfr_jax.federated.algorithms.one_shot import gaussian_layer, moments_of
 from fedfr_jax.federated.feature_cache import keep_features
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.models import MODELS
@@ -192,3 +194,17 @@ def test_a_config_that_freezes_nothing_is_refused_before_it_compiles():
     given = tiny.config("classification", {"algorithm": "one_shot"})
     with pytest.raises(ValueError, match="^config.methods.x.* Freeze all but the cl"):
         build(given)
+
+
+def test_a_rare_class_with_noise_leaves_the_others_their_layer():
+    rng = np.random.default_rng(0)
+    y = np.arange(600) % 3
+    x = rng.normal(size=(600, 4)) + 4 * np.eye(4)[y]
+    counts = np.array([200.0, 200, 200, 1e-10])  # the last from noise alone
+    sums = np.stack([*(x[y == c].sum(0) for c in range(3)), np.ones(4)])
+    moments = (x.T @ x)[np.triu_indices(4)]
+    total = {"counts": counts, "features": sums, "moments": moments}
+    total = {k: jnp.asarray(v, jnp.float32) for k, v in total.items()}
+    kernel, bias = gaussian_layer(*moments_of(total), 0.01)
+    found = (x @ np.asarray(kernel) + np.asarray(bias))[:, :3].argmax(1)
+    assert (found == y).mean() > 0.95
