@@ -304,7 +304,7 @@ def adapter_rows(targets, *, rank=8, head=None, **common):
         "lora": {"adapter": {**lora, **head}},
         # A stays as it was drawn: the mean of B is the mean of the products.
         "ffa_lora": {"adapter": {**lora, **head, "train_a": False}},
-        "personal_lora": {"adapter": {**lora, **head}, "personal": "lora_[ab]$"},
+        "personal_lora": {"adapter": {**lora, **head}, "personal": "lora_"},
     }
     return {name: {**common, **row} for name, row in rows.items()}
 

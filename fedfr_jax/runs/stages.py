@@ -468,7 +468,7 @@ def _write_model(
 
 def _write_adapter(folder: pathlib.Path, trainer, state: StageState | None) -> None:
     """Write the LoRA of the stage in `folder`, if it has one that is everybody's."""
-    model = trainer.frozen_model
+    model = trainer.frozen_model if isinstance(trainer, FederatedTrainer) else None
     if state is None or model is None or trainer.global_model is None:
         return
     if model.adapter is None or not model.adapter.rank:
