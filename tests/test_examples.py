@@ -106,6 +106,7 @@ def test_personal_layers_learn_what_one_model_cannot():
     assert found["personal classifier"] > found["fedavg"] + 0.2
 
 
+@pytest.mark.slow
 def test_lora_learns_new_digits_and_sends_less_than_all(tmp_path, capsys):
     sizes = {"rounds": 5, "epochs": 3, "num_clients": 100}
     found = load("foundation_model").main(**sizes, folder=tmp_path)

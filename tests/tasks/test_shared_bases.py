@@ -13,11 +13,12 @@ from fedfr_jax.config.build import build
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.stages import start_stage
+from tests.federated import toys
 from tests.tasks import tiny
 
 pytestmark = pytest.mark.ci
 
-TASKS = ("faces", "reid")
+TASKS = toys.others_are_slow({("faces",)}, ("faces", "reid"))
 CONV = r"/conv\d*/kernel$"  # not the norms, which masks leave in training
 BASE = {"faces": "backbone/(stem|stage)", "reid": "params/(stem|stage)"}
 RESNET = {"name": "resnet", "stem": "cifar", **tiny.SMALL}
