@@ -62,15 +62,15 @@ def with_ranks(algorithm: Algorithm, ranks: Any) -> Algorithm:
     def init(variables):
         names = trees.by_name(variables["params"])
         a, b = ({x[:-7] for x in names if x.endswith(key)} for key in LORA_AXES)
-        if not a:
-            raise ValueError(
-                "ranks must be of a model with the adapter lora whose A is trained, "
-                f"got {[*names][:4]}. Set train_a=True, or use ff.with_adapter."
-            )
         if b - a:
             raise ValueError(
                 "ranks must be of adapters whose A and B are trained, got frozen A in "
                 f"{min(b - a)}. Set train_a=True."
+            )
+        if not a:
+            raise ValueError(
+                "ranks must be of a model with the adapter lora, "
+                f"got {[*names][:4]}. Use ff.with_adapter."
             )
         return algorithm.init(variables)
 

@@ -372,3 +372,9 @@ def test_a_rank_for_every_client_is_needed():
     ranked = lambda local: ff.with_ranks(ff.fedavg(local), RANKS[:-1])
     with pytest.raises(ValueError, match="with_ranks"):
         play(model, variables, ranked)
+
+
+def test_ranks_of_a_network_without_lora_are_refused():
+    ranked = ff.with_ranks(ff.fedavg(None), [(1.0, 2)])
+    with pytest.raises(ValueError, match="a model with the adapter lora, got"):
+        ranked.init({"params": {"fc": {"kernel": np.ones((2, 2))}}, "batch_stats": {}})
