@@ -375,6 +375,7 @@ def test_a_rank_for_every_client_is_needed():
 
 
 def test_ranks_of_a_network_without_lora_are_refused():
-    ranked = ff.with_ranks(ff.fedavg(None), [(1.0, 2)])
+    local = ff.LocalTraining(lambda *_: None, optax.sgd, 0.1)
+    ranked = ff.with_ranks(ff.fedavg(local), [(1.0, 2)])
     with pytest.raises(ValueError, match="a model with the adapter lora, got"):
         ranked.init({"params": {"fc": {"kernel": np.ones((2, 2))}}, "batch_stats": {}})
