@@ -309,6 +309,10 @@ def public_training(
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
     check_patterns(settings, where, params_of, mesh, table)
     distill = settings.distill and settings.distill.open(model, where)
+
+    def global_model(variables):
+        return backbone_of(deployed_variables(nested, variables))
+
     return CentralTrainer(
         settings=settings,
         dataset=task.train,
@@ -317,9 +321,7 @@ def public_training(
         batching=build_batching(settings),
         loss=build_public_loss(model, settings, mesh, distill),
         init=init,
-        global_model=lambda variables: backbone_of(
-            deployed_variables(nested, variables)
-        ),
+        global_model=global_model,
         apply_global=with_adapter_calls(facts.embed, nested),
         sharded_classes=table,
         annotate_batch=count_distilled(settings.distill),
