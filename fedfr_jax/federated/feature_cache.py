@@ -2,8 +2,9 @@
 
 A data set of features takes the place of the images: rounds train on it. It lies on the
 devices, in host memory, or in a file of the library's cache folder whose name is a
-digest of the examples, of the frozen leaves and of the program that they are used by. A
-file that is found there is compared with features of some examples, computed anew.
+digest of the examples, of how the first of them is preprocessed, of the frozen leaves
+and of the program that they are used by. A file that is found there is compared with
+features of some examples, computed anew.
 """
 
 import hashlib
@@ -191,7 +192,8 @@ def compute(
         for start, end in chunks:
             values[start:end] = rows(start, end)
         return values
-    name = digest(model, size, digest_examples(table, storage.images))
+    examples = digest_examples(table, batching, storage.images)
+    name = digest(model, size, examples)
     path = cache_folder() / "features" / f"{name}.npy"
     if (found := read_file(path, size, rows)) is not None:
         return found
@@ -223,10 +225,19 @@ def digest(model: Model, size: FeatureSize, examples: str) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
-def digest_examples(table: Dataset | Stream, images: str) -> str:
-    """Digest of examples; `images` is that of what a stream reads."""
-    is_stream = isinstance(table, Stream)
-    return images + digest_leaves(table.targets if is_stream else table)
+def digest_examples(
+    table: Dataset | Stream, batching: Batching, images: str = ""
+) -> str:
+    """Digest of examples and of how they are preprocessed.
+
+    Args:
+      images: digest of what a stream reads.
+    """
+    is_stream, rows = isinstance(table, Stream), np.zeros(1, np.int64)
+    first = table.take(rows) if is_stream else jax.tree.map(lambda x: x[rows], table)
+    views = range(max(batching.num_views, 1))
+    seen = [batching.with_deterministic(i, first.inputs) for i in views]
+    return images + digest_leaves((table.targets if is_stream else table, seen))
 
 
 def digest_leaves(tree: PyTree) -> str:

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +268,7 @@ def build_finetuned_models(
       algorithm: of `build_finetuning`.
       train: the clients' examples.
     """
+    _check_adapters_merge(opened.config.methods)
 
     @functools.cache
     def simulation() -> Simulation:
@@ -285,6 +286,17 @@ def build_finetuned_models(
         )
 
     return lambda models: finetune_clients(simulation(), models)
+
+
+def _check_adapters_merge(methods: Mapping[str, Any]) -> None:
+    """Raise ValueError for an adapter that is no part of the network's own leaves."""
+    for name, method in methods.items():
+        if (config := method.adapter) is not None and config.adapter.merge is None:
+            raise ValueError(
+                f"config.methods.{name}.adapter must be lora, bias or head, which are "
+                "merged into the network, for the fine-tuning of config.evaluation, "
+                "got another. Change one of the two."
+            )
 
 
 def evaluate_clients(

@@ -104,6 +104,22 @@ def test_a_file_is_read_again_and_not_for_another_base_or_other_images(
     assert len([*tmp_path.rglob("*.npy")]) == 5
 
 
+def test_a_file_is_named_by_the_preprocessing():
+    table = data().dataset
+    darker = lambda i, inputs: {"image": inputs["image"] - 0.1}
+    other = FLIP.augment._replace(num_views=1, apply_view=darker)
+    ways = [Batching(2), Batching(3), FLIP, Batching(2, other)]
+    streamed = stream(lambda rows: {"image": images(table)[rows]}, table.targets)
+    for examples in (table, streamed):
+        names = [feature_cache.digest_examples(examples, way) for way in ways]
+        assert names[0] == names[1]
+        assert len({*names}) == 3
+
+
+def images(table):
+    return np.asarray(table.inputs["image"])
+
+
 @pytest.mark.parametrize(
     ("model", "batching", "words"),
     [

@@ -388,6 +388,16 @@ def test_what_does_not_fit_the_data_or_the_network_is_refused_by_its_key(task):
     check(found)
 
 
+def test_an_evaluation_fine_tunes_only_adapters_that_are_merged():
+    words = "config.methods.x.adapter must be lora, bias or head"
+    evaluation = {"finetune": {"learning_rate": 0.1}}
+    given = lambda name: tiny.config(
+        "classification", {"adapter": {"name": name}}, evaluation=evaluation
+    )
+    check([(words, mistake(given("bottleneck")))])
+    build(given("bias"))
+
+
 # {task: (what it offers to algorithms, its last layer, {algorithm: what it lacks})}
 ONE_SET, CLASS_VECTORS = "one set of classes for all clients", "a parameter with a vec"
 PUBLIC_IDS = "public identities next to those of clients"
