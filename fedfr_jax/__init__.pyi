@@ -91,6 +91,7 @@ from fedfr_jax.federated.systems.devices import (
 )
 from fedfr_jax.federated.systems.devices import read_profiles as read_profiles
 from fedfr_jax.federated.systems.failures import Dropout as Dropout
+from fedfr_jax.federated.systems.footprint import footprint as footprint
 from fedfr_jax.federated.systems.sampling import Oort as Oort
 from fedfr_jax.federated.systems.sampling import PowerOfChoice as PowerOfChoice
 from fedfr_jax.federated.systems.settings import Systems as Systems

@@ -5,7 +5,7 @@ import re
 # Words in the names (before "@") of metrics that are better when smaller, and of those
 # that are neither good nor bad.
 SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
-SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon"}
+SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon", "joules", "kwh", "kg", "price"}
 NEITHER = {"delta", "far", "measured", "std", "threshold"}
 # Marks numbers of clients of a private method, which the mechanism does not cover.
 NOT_PRIVATE = "not_private"
@@ -24,6 +24,8 @@ WORDS = {
     "apm": "attention by aggregated prototypes' margins",
     "amm": "mean margin of aggregated prototypes",
     "mIoU": "mean intersection over union",
+    "co": "CO",  # of co2
+    "kwh": "kWh",
 }
 
 

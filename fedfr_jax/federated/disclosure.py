@@ -114,8 +114,11 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
     known is one over local steps.
     """
     trace = trace_simulation(sim, server, row)
-    if trace is None:
-        return None
+    return trace and work_of(trace)
+
+
+def work_of(trace: ClientTrace) -> Work:
+    """Bytes and FLOPs of a client's round."""
     from fedfr_jax.models.flops import program_flops  # which imports every network
 
     (up, down), program = trace.communication, trace.program

@@ -32,6 +32,7 @@ from fedfr_jax.federated.systems.failures import (
     drop_clients,
     num_trained,
 )
+from fedfr_jax.federated.systems.footprint import Costs, costs_of
 from fedfr_jax.federated.systems.sampling import Known, choose
 from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.federated.systems.state import (
@@ -78,16 +79,17 @@ def check_together(settings: Settings, algorithm: Algorithm) -> None:
 
 
 def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
-    """Count the work of clients, if their rounds take time."""
-    if sim.settings.systems.profiles is None:
+    """Count the work of clients, if their rounds take time or cost something."""
+    systems = sim.settings.systems
+    if systems.profiles is None and systems.footprint is None:
         return sim
     key, inner = jax.random.key(sim.settings.seed), sim.inner_algorithm
     row = jax.eval_shape(inner.init_personal, key, plain_server(server))
     work = count_work(sim, server, row)
     if work is None:
         raise ValueError(
-            f"systems.profiles needs rounds that can be traced, got {inner}, whose "
-            "`prepare` cannot be. Remove the profiles."
+            "systems.profiles and systems.footprint need rounds that can be traced, "
+            f"got {inner}, whose `prepare` cannot be. Remove them."
         )
     return sim._replace(work=work)
 
@@ -276,14 +278,14 @@ def local_steps(sim: Simulation, cohort: Cohort, num_added: AnyArray) -> np.ndar
 
 def finish_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
     """Restrict a cohort's log [K] to received updates, and add what it has cost."""
-    counts: dict[str, float] = {}
+    log, counts = with_costs(sim, cohort, log)
     if (part := cohort.participation) is not None:
         log = log._replace(
             ids=log.ids[part.is_received],
             metrics=received_metrics(log.metrics, part),
             num_added=log.num_added[part.is_received],
         )
-        counts = {
+        counts |= {
             "num_clients": int(part.is_received.sum()),
             "num_absent_clients": int((~part.is_present).sum()),
             "num_lost_updates": int((part.is_present & ~part.is_received).sum()),
@@ -293,6 +295,29 @@ def finish_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
     if sim.settings.systems.profiles is not None and cohort.systems_state is not None:
         counts["simulated_seconds"] = float(as_seconds(cohort.systems_state.clock))
     return log._replace(counts=counts)
+
+
+def with_costs(
+    sim: Simulation, cohort: Cohort, log: RoundLog
+) -> tuple[RoundLog, dict[str, float]]:
+    """Add clients' joules, and give the energy, CO2 and price of the round.
+
+    Clients that trained and whose update was lost have cost as much as others.
+    """
+    if (prices := sim.settings.systems.footprint) is None:
+        return log, {}
+    seconds, state = None, cohort.systems_state
+    if sim.settings.systems.profiles is not None and state is not None:
+        seconds = float(as_seconds(state.clock))
+    is_present = np.ones(len(log.ids), bool)
+    if (part := cohort.participation) is not None:
+        is_present = part.is_present
+    assert sim.work is not None
+    steps = local_steps(sim, cohort, log.num_added)
+    costs = costs_of(prices, sim.work, log.ids, steps, seconds)
+    costs = Costs(*(np.where(is_present, x, 0.0) for x in costs))
+    metrics = {**log.metrics, "joules": costs.joules}
+    return log._replace(metrics=metrics), costs.total
 
 
 def received_metrics(metrics: dict, participation: Participation | None) -> dict:

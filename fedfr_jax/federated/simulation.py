@@ -120,10 +120,10 @@ def sweep(
         build_simulation(make(h), *data, settings._replace(seed=seed), mesh=mesh)
         for h, seed in zip(hypers, seeds, strict=True)
     )
-    if settings.systems.has_state:
+    if settings.systems.has_state or settings.systems.footprint is not None:
         raise ValueError(
-            "a vmapped sweep cannot have systems with profiles or sampling. Run its "
-            "members one by one."
+            "a vmapped sweep cannot have systems with profiles, sampling or footprint. "
+            "Run its members one by one."
         )
     partial_sums = settings.partial_sums
     functions = round_functions(

@@ -8,6 +8,7 @@ round. All lanes of a device train such clients.
 import functools
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,9 @@ from fedfr_jax.central.settings import build_mesh, build_step_sharding
 from fedfr_jax.central.sharding import leaf_sharding, shardings
 from fedfr_jax.central.step import State
 from fedfr_jax.federated import sums
+from fedfr_jax.federated.disclosure import work_of
 from fedfr_jax.federated.schedule import choose_lanes, num_waves
+from fedfr_jax.federated.systems.footprint import costs_of
 from fedfr_jax.federated.systems.state import WithSystems, plain_server
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.models.frozen import whole_variables
@@ -77,6 +80,7 @@ class Requirements(NamedTuple):
     added: int = 0  # examples that the server adds to a client's
     lanes: int = 0  # clients at once on a device, in a federated stage
     notes: tuple[str, ...] = ()
+    spent: Mapping[str, float] = MappingProxyType({})  # by clients, in all rounds
 
     @property
     def memory(self) -> float:
@@ -315,7 +319,21 @@ def federated_needs(
         added=added,
         lanes=sim.settings.clients_per_device,
         notes=notes,
+        spent=expected_costs(shapes, steps, federation.rounds),
     )
+
+
+def expected_costs(
+    shapes: StageShapes, steps: float, rounds: int
+) -> Mapping[str, float]:
+    """Energy, CO2 and price of all rounds, of mean clients; {} if none is counted."""
+    sim = shapes.sim
+    if (prices := sim.settings.systems.footprint) is None:
+        return {}
+    ids, work = np.arange(sim.population.num_clients), work_of(shapes.client)
+    costs = costs_of(prices, work, ids, np.full(len(ids), steps), None).total
+    share = rounds * sim.settings.cohort_size / len(ids)
+    return {name: share * cost for name, cost in costs.items()}
 
 
 def mean_steps(

@@ -113,6 +113,7 @@ def plan_stage(
         "images_per_second": needs.images / max(seconds, 1e-9),
         "utilization": needs.utilization(device),
         "hours": seconds / 3600,
+        "footprint": dict(needs.spent) or None,
         "notes": [*needs.notes, *_tile_notes(needs, device)],
     }
 
@@ -207,6 +208,12 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         ratio, fastest = numbers["idle_ratio"], numbers["fastest_lanes"]
         told = f"{lanes}, {ratio:.2f}; expected fastest: {fastest} lanes"
         lines.append(f"  {'lanes, idle ratio':46}{told}")
+    if spent := numbers["footprint"]:
+        told = (
+            f"{spent['energy_kwh']:.3g} kWh, {spent['co2_kg']:.3g} kg CO2, price "
+            f"{spent['price']:.3g}"
+        )
+        lines.append(f"  {'clients of all rounds spend':46}{told}")
     notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in notes]
     return "\n".join(lines)

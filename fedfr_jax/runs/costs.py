@@ -1,4 +1,4 @@
-"""What a stage's rounds cost: communication, privacy, rounds to a target."""
+"""What a stage's rounds cost: bytes, privacy, energy, rounds to a target."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from fedfr_jax.types import Evaluation, Evaluator, Experiment
 
 Evaluations = Mapping[str, Evaluation]  # by evaluator
 MEGABYTE = 1e6
+SPENT = ("energy_kwh", "co2_kg", "price")  # of rounds, see `systems.footprint`
 PRIVACY_FILE = "privacy.json"
 PRIVACY_NOTE = MappingProxyType(
     {
@@ -50,6 +51,8 @@ def with_spent(
         result[name] = evaluation._replace(metrics={**evaluation.metrics, **costs})
     if sent := communication(state, rounds):
         result["communication"] = Evaluation(sent)
+    if spent := footprint(rows):
+        result["footprint"] = Evaluation(spent)
     if accountant and is_private(accountant):
         epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
         result["privacy"] = Evaluation({"epsilon": epsilon, "delta": delta})
@@ -91,6 +94,16 @@ def communication(state: StageState, rounds: int) -> dict[str, float]:
     total = (sizes.up * senders + sizes.down * sim.num_places) * rounds
     megabytes = {"upload_mb": sizes.up, "download_mb": sizes.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in megabytes.items()}
+
+
+def footprint(rows: Sequence[Mapping]) -> dict[str, float]:
+    """Energy, CO2 and price of all rounds that were logged; {} if none has any.
+
+    Args:
+      rows: lines of metrics.jsonl.
+    """
+    costs = [row for row in rows if SPENT[0] in row]
+    return {name: sum(row[name] for row in costs) for name in SPENT if costs}
 
 
 def read_metrics(folder: pathlib.Path) -> list[dict]:

@@ -19,6 +19,7 @@ OTHERS = "|".join(
         "evaluation/representation/reference",
         "(start_from/)*partition/client_ids",
         "(start_from/)*federation/systems/(profiles|availability)/path",
+        "(start_from/)*federation/systems/footprint/(grid|devices)",
     )
 )
 Keys = tuple[str, ...]

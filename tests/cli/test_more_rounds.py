@@ -91,6 +91,7 @@ def test_more_private_rounds_than_the_budget_has_left_are_refused(tmp_path, caps
     assert spent(folder) == before
 
 
+@pytest.mark.slow
 def test_more_private_rounds_with_budget_are_those_of_as_many(tmp_path, capsys):
     words, folder = private_run(tmp_path, noise_multiplier=4.0)
     for rounds in (2, 4):

@@ -47,7 +47,12 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ADAPTERS if name != "lora"
+]
+
+
+@pytest.mark.parametrize("name", ["lora", *OTHERS])
 def test_adapters_train_and_lanes_share_the_base(name):
     model = ff.with_adapter(BASE, ADAPTERS[name], variables=VARIABLES, head="")
     run = start(model)

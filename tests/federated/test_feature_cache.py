@@ -53,7 +53,12 @@ def play(model, table, batching, mesh):
 
 @pytest.mark.parametrize(
     ("place", "batching"),
-    [("device", Batching(2)), ("device", FLIP), ("host", FLIP), ("disk", FLIP)],
+    [
+        ("host", FLIP),
+        pytest.param("device", Batching(2), marks=pytest.mark.slow),
+        pytest.param("device", FLIP, marks=pytest.mark.slow),
+        pytest.param("disk", FLIP, marks=pytest.mark.slow),
+    ],
 )
 def test_rounds_of_features_are_those_of_images(place, batching, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -61,7 +61,10 @@ def scaffold(local):
     return ff.scaffold(local, num_clients=NUM_CLIENTS)
 
 
-@pytest.mark.parametrize("build", [ff.fedavg, ditto, personal, scaffold])
+SLOW = [pytest.param(build, marks=pytest.mark.slow) for build in (ditto, scaffold)]
+
+
+@pytest.mark.parametrize("build", [ff.fedavg, personal, *SLOW])
 def test_training_is_that_of_a_mask(build):
     model = frozen_model()
     run = play(model, ff.moving_variables(model, VARIABLES), build)

@@ -224,6 +224,7 @@ def test_as_many_lanes_fit_as_are_reported():
     assert memory(most + max(most // 20, 1)) > device.capacity
 
 
+@pytest.mark.slow
 def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
     views = {
         "flip_probability": 0.5,

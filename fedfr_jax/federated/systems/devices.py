@@ -109,22 +109,28 @@ def read_numbers(
             is_valid = False
         if not is_valid:
             raise ValueError(
-                f"{path} must have clients in [0, {num_clients}) and numbers, got "
-                f"{[client, *texts]} in line {line}."
+                f"{path} must have {columns[0]}s in [0, {num_clients}) and numbers, "
+                f"got {[client, *texts]} in line {line}."
             )
     shape = len(table), len(columns) - 1
     return np.array(table, float).reshape(shape), np.array(clients, np.int64)
 
 
-def check_lines(path, clients: np.ndarray, num_clients: int, max_lines: int) -> None:
+def check_lines(
+    path,
+    clients: np.ndarray,
+    num_clients: int,
+    max_lines: int,
+    what: str = "client",
+) -> None:
     """Raise ValueError for the first of N clients with no line, or too many."""
     counts = np.bincount(clients, minlength=num_clients)
     is_wrong = (counts == 0) | (counts > max_lines)
     if is_wrong.any():
         client = int(is_wrong.argmax())
         raise ValueError(
-            f"{path} must have a line for each of the {num_clients} clients, got "
-            f"{counts[client]} for client {client}."
+            f"{path} must have a line for each of the {num_clients} {what}s, got "
+            f"{counts[client]} for {what} {client}."
         )
 
 

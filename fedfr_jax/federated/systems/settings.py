@@ -28,6 +28,7 @@ from fedfr_jax.federated.systems.devices import (
     read_profiles,
 )
 from fedfr_jax.federated.systems.failures import Dropout
+from fedfr_jax.federated.systems.footprint import Footprint, footprint
 from fedfr_jax.federated.systems.sampling import (
     Oort,
     PowerOfChoice,
@@ -54,6 +55,7 @@ class Systems(NamedTuple):
     partial_work: bool = False
     sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
     asynchronous: Asynchronous | None = None  # None: in rounds
+    footprint: Footprint | None = None  # None: energy is not counted
 
     @property
     def has_state(self) -> bool:
@@ -127,6 +129,7 @@ AVAILABILITY: dict[str, Callable] = {
 }
 SAMPLING: dict[str, Callable] = {"power_of_choice": PowerOfChoice, "oort": Oort}
 ASYNCHRONOUS: dict[str, Callable] = {"fedbuff": fedbuff, "fedasync": fedasync}
+FOOTPRINT = Factory(footprint, num_args=1)
 
 
 @section
@@ -141,9 +144,15 @@ class SystemsConfig(NamedTuple):
     partial_work: bool = False
     sampling: Annotated[PowerOfChoice | Oort | None, Built(Member(SAMPLING))] = None
     asynchronous: Annotated[Asynchronous | None, Built(Member(ASYNCHRONOUS))] = None
+    # Energy, CO2 and money of clients' rounds; {} with the defaults of `ff.footprint`.
+    footprint: Annotated[Part | None, FOOTPRINT] = None
 
     def build(self, num_clients: int) -> Systems:
         """Build the systems of so many clients."""
-        per_client = {"profiles": self.profiles, "availability": self.availability}
+        per_client = {
+            "profiles": self.profiles,
+            "availability": self.availability,
+            "footprint": self.footprint,
+        }
         built = {key: part and part(num_clients) for key, part in per_client.items()}
         return Systems(**{**self._asdict(), **built})

@@ -56,7 +56,9 @@ def noised(noising, rows):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("name", ["banded", "blt"])
+@pytest.mark.parametrize(
+    "name", ["banded", pytest.param("blt", marks=pytest.mark.slow)]
+)
 def test_noise_of_several_rounds_cancels_in_their_sum(request, name):
     """The sum of 32 rounds has far less of it than 32 independent ones."""
     strategy = request.getfixturevalue(name)
