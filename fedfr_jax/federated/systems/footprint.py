@@ -91,13 +91,13 @@ def footprint(
         for each client, numbered from 0, in place of the three numbers.
       start_hour: hour of the day at which the first round begins.
     """
-    energy = joules_per_gflop, joules_per_mb, price_per_kwh
+    compute, network, kwh = joules_per_gflop, joules_per_mb, price_per_kwh
     if devices is not None:
-        energy = _read_positive(devices, DEVICE, num_clients)
+        compute, network, kwh = _read_positive(devices, DEVICE, num_clients)
     hours = np.full(HOURS, grams_per_kwh)
     if grid is not None:
         (hours,) = _read_positive(grid, GRID, HOURS)
-    return Footprint(*energy, price_per_gb, hours, start_hour)
+    return Footprint(compute, network, kwh, price_per_gb, hours, start_hour)
 
 
 def _read_positive(path: str | os.PathLike, columns, count: int) -> np.ndarray:
