@@ -9,6 +9,8 @@ from fedfr_jax.api import resume as resume
 from fedfr_jax.api import run_round as run_round
 from fedfr_jax.api import run_rounds as run_rounds
 from fedfr_jax.api import save as save
+from fedfr_jax.counterfactual import Replay as Replay
+from fedfr_jax.counterfactual import replay as replay
 from fedfr_jax.data import partition as partition
 from fedfr_jax.data.augment import AUGMENTS as AUGMENTS
 from fedfr_jax.data.augment import build_augment as build_augment

@@ -162,6 +162,8 @@ def add_flag(parser: Parser, name: str, kind: Any, default: Any, text: str) -> N
         options = {"choices": get_args(kind)}
     else:
         options["metavar"], _, text = text.partition(" ")
+    if kind == list[str]:  # one for each time that the flag is given
+        options |= {"action": "append", "type": str}
     if get_origin(kind) is Annotated:
         options["type"] = get_args(kind)[1]
     if default is inspect.Parameter.empty:

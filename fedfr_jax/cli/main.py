@@ -42,6 +42,7 @@ MODULES = {  # functions of modules of this package, imported when they run
     "plan": "plan",
     "launch": "launch",
     "sweep": "sweep",
+    "replay": "replay",
     "runs": "report runs serve",
     "scaling": "scaling",
     "describe": "configs describe completion",

@@ -112,7 +112,8 @@ def before_round(sim: Simulation, server: PyTree, round: int) -> Cohort:
     if sim.accountant is not None:
         check_round(sim.accountant, round)
     if not isinstance(server, WithSystems):
-        return cohort_of_round(sim.settings, sim.population.num_clients, round)
+        cohort = cohort_of_round(sim.settings, sim.population.num_clients, round)
+        return cohort if sim.excluded is None else without(cohort, sim.excluded)
     state = jax.device_get(server.systems_state)
     if (settings := sim.settings.systems.asynchronous) is None:
         return next_cohort(sim, state, round)
@@ -136,6 +137,17 @@ def cohort_of_round(settings: Settings, num_clients: int, round: int) -> Cohort:
         part = part or Participation(is_drawn, is_drawn)
         part = Participation(part.is_present & is_drawn, part.is_received & is_drawn)
     return Cohort(ids, round, part)
+
+
+def without(cohort: Cohort, ids: np.ndarray) -> Cohort:
+    """The same cohort, of which the clients `ids` [n] do not take part."""
+    takes_part = ~np.isin(cohort.ids, ids)
+    part = cohort.participation or Participation(takes_part, takes_part)
+    part = part._replace(
+        is_present=part.is_present & takes_part,
+        is_received=part.is_received & takes_part,
+    )
+    return cohort._replace(participation=part)
 
 
 def next_cohort(sim: Simulation, state: SystemsState, round: int) -> Cohort:

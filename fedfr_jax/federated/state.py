@@ -38,6 +38,8 @@ class Simulation(NamedTuple):
     # `algorithm` without the systems state, see `systems/state.py`
     inner_algorithm: Algorithm
     work: Work = Work(0, 0, 0, 0)  # of a client, counted if rounds take time
+    # [n] ids of clients that are in cohorts and never take part; None: no such clients
+    excluded: np.ndarray | None = None
 
     @property
     def device_data(self) -> Dataset | Stream:

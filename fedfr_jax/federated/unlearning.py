@@ -1,0 +1,116 @@
+"""Unlearning by subtraction: remove what clients have sent, then train without them.
+
+The first step of Wu, Zhu and Mitra 2022 (arXiv:2201.09441): from the last global model
+the clients' weighted updates of all rounds are subtracted. They repair it by
+distillation; here rounds without the clients do, as in FedEraser (Liu et al. 2021,
+IWQoS, section III). The updates need no storage: the run is trained again, with the
+same numbers, and they are added up where they are computed.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.contract import on_inner, zero_update
+from fedfr_jax.federated.rounds import train_calls
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
+from fedfr_jax.federated.state import Simulation
+from fedfr_jax.types import MEAN, Algorithm, PyTree
+
+
+class Recorded(NamedTuple):
+    """A server, and the sum over rounds of weighted updates of some clients."""
+
+    inner: PyTree
+    moved: PyTree  # like a client's update, sum of w_k / W times the update
+
+
+def recording(algorithm: Algorithm, clients: np.ndarray) -> Algorithm:
+    """Record what the `clients` [N] bool have moved the mean by, in the server."""
+
+    def init(variables):
+        server = algorithm.init(variables)
+        return Recorded(server, zero_update(algorithm, server))
+
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server.inner, personal, client)
+        sent = jax.tree.map(lambda x: x * output.weight, output.update)
+        is_recorded = jnp.asarray(clients)[client.id]
+        sent = trees.where(is_recorded, sent, jax.tree.map(jnp.zeros_like, sent))
+        return output._replace(sums=(output.sums, sent, output.weight))
+
+    def server_update(server, result):
+        sums, sent, weight = result.sums
+        new = algorithm.server_update(server.inner, result._replace(sums=sums))
+        share = trees.divide(sent, weight)
+        moved = jax.tree.map(lambda x, y: x + y.astype(x.dtype), server.moved, share)
+        return Recorded(new, moved)
+
+    return on_inner(algorithm)._replace(
+        init=init, client_update=client_update, server_update=server_update
+    )
+
+
+def subtracted(
+    sim: Simulation, variables: PyTree, ids: np.ndarray, num_rounds: int
+) -> PyTree:
+    """Train the rounds, and subtract the updates of the clients `ids` [n]: a server.
+
+    Args:
+      variables: of the global model before the first round.
+
+    Raises:
+      ValueError: for an algorithm that is more than a mean of clients' updates.
+    """
+    algorithm, clients = sim.inner_algorithm, np.zeros(sim.population.num_clients, bool)
+    clients[ids] = True
+    check_unlearning(sim, variables)
+    recorder = build_simulation(
+        recording(algorithm, clients),
+        sim.batching,
+        sim.device_data,
+        sim.population,
+        sim.settings,
+        mesh=sim.mesh,
+    )
+    server, ends = start_simulation(recorder, variables), []
+    calls = [(round, round + 1) for round in range(num_rounds)]
+    keep = lambda call: ends.__setitem__(slice(None), [call.servers])
+    train_calls(recorder.runs, server, [open_store(recorder, server)], calls, keep)
+    (end,) = ends
+    whole = algorithm.global_model(end.inner)
+    return start_simulation(sim, jax.tree.map(jnp.subtract, whole, end.moved))
+
+
+def check_unlearning(sim: Simulation, variables: PyTree) -> None:
+    """Raise ValueError unless clients send one plain change of the global model."""
+    algorithm = sim.inner_algorithm
+    server = jax.eval_shape(algorithm.init, variables)
+    personal = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
+    model = jax.eval_shape(algorithm.global_model, server)
+    update = jax.eval_shape(lambda x: zero_update(algorithm, x), server)
+    aggregator = algorithm.aggregator
+    is_mean = aggregator is not None and (
+        aggregator.role == MEAN or aggregator.has_plain_mean
+    )
+    reasons = {
+        "private updates": algorithm.privacy is not None,
+        "states of clients": bool(jax.tree.leaves(personal)),
+        "an aggregation without a plain mean": not is_mean,
+        "updates unlike the global model": jax.tree.structure(model)
+        != jax.tree.structure(update),
+    }
+    for reason, is_there in reasons.items():
+        if is_there:
+            raise ValueError(
+                "unlearning by subtraction needs clients that send one change of the "
+                f"global model, for its mean, got {algorithm} with {reason}. Use the "
+                "exact replay alone."
+            )

@@ -1,0 +1,292 @@
+"""Replay of a method of a run directory: its simulation at the first round.
+
+Written are `<method>/replay/replay.json` and the plot beside it; nothing else of the
+run is changed.
+"""
+
+import pathlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fedfr_jax import manifest
+from fedfr_jax.api import RunState
+from fedfr_jax.config.build import build
+from fedfr_jax.counterfactual import Replay, Unlearned
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.simulation import open_store, start_simulation
+from fedfr_jax.loading import check_data_path
+from fedfr_jax.metric_names import NOT_PRIVATE, direction
+from fedfr_jax.models.saved_model import RECORD
+from fedfr_jax.runs import data_digest
+from fedfr_jax.runs.evaluation_record import with_prefix
+from fedfr_jax.runs.frozen_base import with_features
+from fedfr_jax.runs.report import drawing
+from fedfr_jax.runs.report.contribution import contribution_chart
+from fedfr_jax.runs.report.tables import number_text
+from fedfr_jax.runs.sinks import write_json
+from fedfr_jax.runs.stages import (
+    build_stage_simulation,
+    evaluate,
+    read_stage,
+    trained_models,
+)
+from fedfr_jax.runs.terminal import show
+from fedfr_jax.runs.workdir import CONFIG, check_stages, stored_config
+from fedfr_jax.schema import check_choice, check_without_code, naming, with_tuples
+from fedfr_jax.text import printable
+from fedfr_jax.types import Evaluation, Experiment, FederatedTrainer, PyTree
+from fedfr_jax.version import library_version
+
+FOLDER = "replay"  # of a method
+
+
+class Trained(NamedTuple):
+    """A method of a run that is to be replayed."""
+
+    experiment: Experiment
+    trainer: FederatedTrainer
+    folder: pathlib.Path  # of the method
+    run: RunState  # before its first round
+    num_rounds: int
+    end: PyTree  # server after the last
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """Names of the clients [N], () if they are numbers."""
+        return self.experiment.task.data_report.get("client_names", ())
+
+    def only(self, evaluator: str) -> "Trained":
+        """The same with one evaluator."""
+        task = self.experiment.task
+        task = task._replace(evaluators={evaluator: task.evaluators[evaluator]})
+        return self._replace(experiment=self.experiment._replace(task=task))
+
+    def evaluate(self, run: RunState) -> dict[str, Evaluation]:
+        """Evaluate the models of a member by the evaluators of the run."""
+        models = trained_models(
+            self.experiment, self.trainer, run.sim, run.server, run.store
+        )
+        return evaluate(self.experiment.task.evaluators, models)
+
+
+def open_trained(
+    workdir: pathlib.Path, method: str | None, changed: str | None
+) -> Trained:
+    """Build a finished method's simulation again, as it was before the first round.
+
+    Args:
+      method: None takes the last one.
+      changed: as of `data_digest.check`.
+
+    Raises:
+      ValueError: for a run without its data, one of another version of the library, and
+        a method without rounds, or with rounds of another kind at its end.
+    """
+    if not (workdir / CONFIG).is_file():
+        raise ValueError(f"{workdir} must be a run directory, got no {CONFIG} in it.")
+    config = stored_config(workdir)
+    with naming(workdir / CONFIG):
+        settings = with_tuples(config)
+        check_without_code(settings, workdir / CONFIG)
+    check_data_path(workdir, settings["data"])
+    experiment = build(settings)
+    check_stages(workdir, experiment.stages, config)
+    name = method or list(experiment.stages)[-1]
+    check_choice("--method", name, experiment.stages)
+    stage, folder = experiment.stages[name], workdir / name
+    trainer = stage.trainer
+    if not isinstance(trainer, FederatedTrainer) or trainer.final_adaptation:
+        raise ValueError(
+            f"--method must have nothing but rounds, got {name}, which trains "
+            "centrally or adapts its clients at the end."
+        )
+    data_digest.check(experiment.task, [folder], changed=changed)
+    end = read_stage(experiment, name, workdir)
+    assert end.state is not None  # of a federated stage
+    check_version(folder)
+    before = stage.init_from_stage
+    start = read_stage(experiment, before, workdir).variables if before else None
+    dataset = place_examples(experiment.task.dataset, experiment.mesh)
+    dataset, batching = with_features(experiment, trainer, dataset, folder)
+    sim = build_stage_simulation(experiment, trainer, dataset, batching)
+    server = start_simulation(sim, trainer.init_variables(start))
+    clients = range(sim.population.num_clients)
+    run = RunState(sim, server, open_store(sim, server), 0, clients)
+    parts = experiment, trainer, folder, run
+    return Trained(*parts, end.state.first, end.state.server)
+
+
+def check_version(folder: pathlib.Path) -> None:
+    """Raise ValueError for a method that another version of the library trained."""
+    path = folder / RECORD
+    version = manifest.read_object(path).get("version") if path.is_file() else None
+    if version != library_version():
+        raise ValueError(
+            f"{folder} must be replayed with the fedfr_jax that trained it, {version}, "
+            f"got {library_version()}: other versions may compute other numbers. "
+            f"pip install fedfr_jax=={version}."
+        )
+
+
+def difference(server: PyTree, end: PyTree) -> float:
+    """Largest difference of two servers, relative to the largest number of a leaf."""
+
+    def of_leaf(x, y):
+        x, y = (np.asarray(jax.device_get(leaf), np.float64) for leaf in (x, y))
+        scale = np.abs(y).max(initial=0.0)
+        return float(np.abs(x - y).max(initial=0.0) / (scale or 1.0))
+
+    leaves = zip(jax.tree.leaves(server), jax.tree.leaves(end), strict=True)
+    return max((of_leaf(x, y) for x, y in leaves), default=0.0)
+
+
+class Options(NamedTuple):
+    """What is measured of a replay."""
+
+    metric: str = ""  # evaluator/name; "" takes the first
+    permutations: int = 0  # of Shapley values; 0 for none
+    tolerance: float = 0.0
+    unlearning_rounds: int | None = None  # None for no unlearning
+
+
+def choose_metric(metric: str, found: Mapping[str, float]) -> str:
+    """The metric evaluator/name that contributions are of; "" takes the first."""
+    known = [name for name in found if direction(name)]
+    metric = metric or next(iter(known), "")
+    check_choice("--metric", metric, known)
+    return metric
+
+
+def measure(trained: Trained, replay: Replay, options: Options) -> dict[str, Any]:
+    """Measure contributions: the content of replay.json."""
+    everyone = trained.evaluate(replay.all)
+    metrics = with_prefix(everyone)
+    metric, rows = choose_metric(options.metric, metrics), []
+    for name, run in replay.without.items():
+        reference = trained.evaluate(run)
+        row = {"name": display_name(name, trained.client_names)}
+        row["metrics"] = with_prefix(reference)
+        row["contribution"] = metrics[metric] - row["metrics"][metric]
+        if options.unlearning_rounds is not None:
+            unlearned = replay.unlearn(name, options.unlearning_rounds)
+            states = {
+                "run": everyone,
+                "exact": reference,
+                "unlearned": trained.evaluate(unlearned.run),
+            }
+            row["unlearning"] = score(unlearned, states, replay.players[name])
+        rows.append(row)
+    if options.permutations:
+        single = trained.only(metric.partition("/")[0])
+        values = replay.shapley(
+            lambda run: with_prefix(single.evaluate(run))[metric],
+            permutations=options.permutations,
+            tolerance=options.tolerance,
+        )
+        for row, contribution in zip(rows, values.values(), strict=True):
+            row["shapley"] = contribution._asdict()
+    return {"metric": metric, "metrics": metrics, "without": rows}
+
+
+def score(
+    unlearned: Unlearned, states: Mapping[str, Mapping[str, Evaluation]], ids
+) -> dict[str, Any]:
+    """Compare unlearning with the exact run: distances, metrics, on forgotten data.
+
+    Args:
+      states: {"run", "exact", "unlearned"} and their evaluations.
+      ids: [n] of the clients that are forgotten.
+    """
+    scores: dict[str, Any] = {
+        "distance": unlearned.distance,
+        "distance_of_run": unlearned.distance_before,
+    }
+    for state, evaluations in states.items():
+        scores[state] = with_prefix(evaluations)
+        scores[f"{state}_forgotten"] = {
+            f"{evaluator}/{name}": float(np.nanmean(values[ids]))
+            for evaluator, x in evaluations.items()
+            for name, values in x.per_client.items()
+            if np.isfinite(values[ids]).any()
+        }
+    return scores
+
+
+def write_replay(trained: Trained, replay: Replay, options: Options) -> None:
+    """Measure contributions, show them, and write them into the method's folder."""
+    away = difference(replay.all.server, trained.end)
+    show(
+        f"replay of {trained.folder.name}: the member with all clients ends with the "
+        f"run's numbers {f'to {away:.1e} of their size' if away else 'to the bit'}"
+    )
+    summary = {"difference": away, **measure(trained, replay, options)}
+    if trained.run.sim.accountant is not None:
+        summary[NOT_PRIVATE] = True
+    path = trained.folder / FOLDER / "replay"
+    path.parent.mkdir(exist_ok=True)
+    write_json(path.with_suffix(".json"), summary)
+    metric, rows = summary["metric"], summary["without"]
+    for table in tables(metric, rows):
+        show(table)
+    show(f"{path}.json")
+    try:
+        drawing.save(path, [contribution_chart(metric, rows)])
+        show(f"{path}.svg")
+    except ImportError:
+        show(drawing.NO_PLOTS)
+
+
+def display_name(name: Hashable, client_names: Sequence[str]) -> str:
+    """Name of a group, or of a client by its number."""
+    if isinstance(name, str):
+        return name
+    assert isinstance(name, int)
+    return client_names[name] if name < len(client_names) else f"client {name}"
+
+
+def tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Tables of contributions, the largest first, and of unlearning."""
+    rows = sorted(rows, key=lambda row: -row["contribution"])
+    table = Table(title=f"contribution to {metric}", title_justify="left")
+    for heading in ("left out", "without", "contribution"):
+        table.add_column(heading, justify="right" if table.columns else "left")
+    if has_shapley := any("shapley" in row for row in rows):
+        table.add_column("Shapley value", justify="right")
+    for row in rows:
+        cells = [row["name"], number_text(row["metrics"][metric])]
+        cells.append(number_text(row["contribution"]))
+        if has_shapley:
+            value, *ends = map(number_text, row["shapley"].values())
+            cells.append(f"{value} [{', '.join(ends)}]")
+        table.add_row(*map(as_text, cells))
+    return [table, *unlearning_tables(metric, rows)]
+
+
+def unlearning_tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Table of unlearned and exact runs; none without unlearning."""
+    if not rows or "unlearning" not in rows[0]:
+        return []
+    table = Table(title="unlearned, of exact", title_justify="left")
+    for heading in ("forgotten", "distance, of the run's", metric, "on forgotten data"):
+        table.add_column(heading, justify="right" if table.columns else "left")
+    for row in rows:
+        scores = row["unlearning"]
+        share = scores["distance"] / (scores["distance_of_run"] or 1.0)
+        cells = [row["name"], number_text(share)]
+        pair = scores["unlearned"][metric], scores["exact"][metric]
+        cells.append(" of ".join(map(number_text, pair)))
+        forgotten = scores["unlearned_forgotten"], scores["exact_forgotten"]
+        first = next(iter(forgotten[0]), "")
+        cells.append(" of ".join(number_text(x.get(first)) for x in forgotten))
+        table.add_row(*map(as_text, cells))
+    return [table]
+
+
+def as_text(text: str) -> Text:
+    """Text of a cell; names may hold markup and escapes."""
+    return Text(printable(text))
