@@ -127,8 +127,8 @@ class Replay:
         count = self._replayer.num_rounds
         server = subtracted(self._run.sim, start, self.players[name], count)
         run = reference._replace(server=server, store=open_store(reference.sim, server))
-        if num_rounds:
-            run, _ = run_rounds(run, num_rounds)
+        for _ in range(num_rounds):
+            run, _ = run_rounds(run, 1)
         return Unlearned(run, distance(run, reference), distance(self.all, reference))
 
     def _members(self, sets: Sequence[Sequence[Hashable]]) -> Iterator[RunState]:

@@ -23,7 +23,10 @@ FLOORS = (
     ("runs",),
     ("config",),
     ("deploy", "plan", "viewer"),
-    ("__init__", "__main__", "api", "cli", "flower", "flower_nodes", "loading"),
+    (
+        *("__init__", "__main__", "api", "cli", "counterfactual"),
+        *("flower", "flower_nodes", "loading"),
+    ),
 )
 # Folders of tests that cross rooms.
 CROSSING = {"contracts", "faults", "golden", "mutants"}

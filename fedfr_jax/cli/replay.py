@@ -46,10 +46,10 @@ def replay(
         with the exact run without them
       members: N runs that train together
     """
+    from fedfr_jax.cli.contributions import Options, open_trained, write_replay
     from fedfr_jax.counterfactual import Replay, find_players
     from fedfr_jax.files import is_url
     from fedfr_jax.runs.locks import lock_to_read
-    from fedfr_jax.runs.replay import Options, open_trained, write_replay
 
     folder = pathlib.Path(run)
     if is_url(run):

@@ -79,7 +79,7 @@ class Replayer:
         def keep(call):
             ends[:] = [call.servers]
 
-        calls = [(round, round + 1) for round in range(self.num_rounds)]
+        calls = [(first, first + 1) for first in range(self.num_rounds)]
         train_calls(runs, servers, stores, calls, keep)
         parts = zip(sims, stores, strict=True)
         return [

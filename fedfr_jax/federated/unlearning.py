@@ -15,6 +15,7 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import on_inner, zero_update
+from fedfr_jax.federated.aggregation.mean import weighted
 from fedfr_jax.federated.rounds import train_calls
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -41,7 +42,7 @@ def recording(algorithm: Algorithm, clients: np.ndarray) -> Algorithm:
 
     def client_update(key, server, personal, client):
         output = algorithm.client_update(key, server.inner, personal, client)
-        sent = jax.tree.map(lambda x: x * output.weight, output.update)
+        sent = weighted(output.update, output.weight)
         is_recorded = jnp.asarray(clients)[client.id]
         sent = trees.where(is_recorded, sent, jax.tree.map(jnp.zeros_like, sent))
         return output._replace(sums=(output.sums, sent, output.weight))
@@ -81,7 +82,7 @@ def subtracted(
         mesh=sim.mesh,
     )
     server, ends = start_simulation(recorder, variables), []
-    calls = [(round, round + 1) for round in range(num_rounds)]
+    calls = [(first, first + 1) for first in range(num_rounds)]
     keep = lambda call: ends.__setitem__(slice(None), [call.servers])
     train_calls(recorder.runs, server, [open_store(recorder, server)], calls, keep)
     (end,) = ends

@@ -106,9 +106,9 @@ def open_trained(
             "centrally or adapts its clients at the end."
         )
     data_digest.check(experiment.task, [folder], changed=changed)
+    check_version(folder)
     end = read_stage(experiment, name, workdir)
     assert end.state is not None  # of a federated stage
-    check_version(folder)
     before = stage.init_from_stage
     start = read_stage(experiment, before, workdir).variables if before else None
     dataset = place_examples(experiment.task.dataset, experiment.mesh)
@@ -123,8 +123,9 @@ def open_trained(
 
 def check_version(folder: pathlib.Path) -> None:
     """Raise ValueError for a method that another version of the library trained."""
-    path = folder / RECORD
-    version = manifest.read_object(path).get("version") if path.is_file() else None
+    path, version = folder / RECORD, library_version()
+    if path.is_file():  # else it has not ended, which its reader finds
+        version = manifest.read_object(path).get("version")
     if version != library_version():
         raise ValueError(
             f"{folder} must be replayed with the fedfr_jax that trained it, {version}, "

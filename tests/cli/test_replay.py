@@ -1,0 +1,116 @@
+"""fedfr replay: a run of the shell again, without some of its clients."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.cli import contributions
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.build import build
+from fedfr_jax.runs.stages import load_models
+from fedfr_jax.runs.workdir import stored_config
+from fedfr_jax.schema import with_tuples
+from tests.cli.conftest import write_config
+
+pytestmark = pytest.mark.ci
+
+METRIC = "generic/accuracy"
+
+
+def call(*words):
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        return main([*map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of three clients in a folder, with its data beside it."""
+    folder = tmp_path_factory.mktemp("replay")
+    methods = {"fedavg": {"learning_rate": 0.05}, "central": {"kind": "central"}}
+    config = write_config(folder, methods=methods)
+    words = f"--config={config}", f"--workdir={folder / 'run'}"
+    central = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
+    words += tuple(f"--config.methods.central.{k}={v}" for k, v in central.items())
+    assert call("train", *words) == 0
+    return folder
+
+
+def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
+    run = trained / "run"
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    group = trained / "groups.json"
+    group.write_text(json.dumps({"pair": [0, 2]}))
+    words = "--method=fedavg", f"--metric={METRIC}", "--unlearn=1", "--shapley=6"
+    assert call("replay", run, "--without=client:*", *words) == 0
+    out = capsys.readouterr().out
+    assert "replay of fedavg: the member with all clients ends with the run's" in out
+    assert "client 2" in out and "unlearned, of exact" in out
+    folder = run / "fedavg" / "replay"
+    found = json.loads((folder / "replay.json").read_text())
+    assert found["difference"] < 1e-5
+    experiment = build(with_tuples(stored_config(run)))
+    models = load_models(experiment, "fedavg", run)
+    generic = experiment.task.evaluators["generic"].evaluate(models)
+    assert found["metrics"][METRIC] == pytest.approx(generic.metrics["accuracy"])
+    assert [row["name"] for row in found["without"]] == [
+        f"client {i}" for i in range(3)
+    ]
+    for row in found["without"]:
+        gap = found["metrics"][METRIC] - row["metrics"][METRIC]
+        assert row["contribution"] == pytest.approx(gap)
+        assert row["shapley"]["low"] == row["shapley"]["value"]
+        scores = row["unlearning"]
+        assert scores["exact"] == row["metrics"] and scores["distance_of_run"] > 0
+        assert scores["run"] == found["metrics"]
+    assert {path.suffix for path in folder.glob("replay.*")} >= {".svg", ".png"}
+    for path, content in files.items():
+        assert path.read_bytes() == content  # the run is as it was
+    assert call("evaluate", f"--workdir={run}") == 0
+    words = f"--group={group}", "--group=last=1-2", "--without=group:pair"
+    words += "--without=group:last", "--without=client:1", "--method=fedavg"
+    assert call("replay", run, *words) == 0
+    rows = json.loads((folder / "replay.json").read_text())["without"]
+    assert [row["name"] for row in rows] == ["pair", "last", "client 1"]
+    assert rows[2]["metrics"] == found["without"][1]["metrics"]
+
+
+def test_a_replay_that_cannot_be_is_refused_in_one_line(trained, capsys, monkeypatch):
+    run, one = trained / "run", ("--without=client:1", "--method=fedavg")
+
+    def refused(rule, *words, folder=run):
+        assert call("replay", folder, *words) != 0
+        error = capsys.readouterr().err.splitlines()
+        assert rule in error[0] and error[1:] == ["(FEDFR_DEBUG=1 shows where.)"]
+
+    refused("needs --without=PLAYER")
+    refused("among the run's 3, got 7", "--without=client:7", "--method=fedavg")
+    refused("among the run's 3, got 'ann'", "--without=client:ann", "--method=fedavg")
+    refused(
+        "of the groups ['a'], got 'group:b'",
+        "--group=a=1",
+        "--without=group:b",
+        "--method=fedavg",
+    )
+    everybody = "--group=a=0-2", "--without=group:a", "--method=fedavg"
+    refused("'a' must leave out some of the 3 clients and keep others", *everybody)
+    refused("among the run's 3, got 3", "--group=a=0-99", *everybody[1:])
+    refused("--group must be NAME=IDS or a JSON file", "--group=a", *one)
+    refused("--metric must be one of", "--metric=generic/acuracy", *one)
+    refused("--method must be one of", "--without=client:1", "--method=fedprox")
+    refused("got central, which trains", "--without=client:1", "--method=central")
+    refused("got no config.json in it", *one, folder=trained)
+    monkeypatch.setattr(contributions, "library_version", lambda: "0.0.1")
+    refused("must be replayed with the fedfr_jax that trained it", *one)
+    monkeypatch.undo()
+    data = trained / "set.npz"
+    shutil.move(data, trained / "away.npz")
+    refused("needs its data at the path in its config.json", *one)
+    with np.load(trained / "away.npz") as file:
+        images, labels = file["images"].copy(), file["labels"]
+    images[0] = 255 - images[0]
+    np.savez(data, images=images, labels=labels)
+    refused("but these have changed: 1 images differ", *one)
+    shutil.move(trained / "away.npz", data)
