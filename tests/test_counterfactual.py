@@ -33,7 +33,7 @@ def examples():
 
 
 def apply(variables, x):
-    return x @ variables["params"]["W"] + variables["params"]["b"]
+    return x @ variables["params"]["W"] + variables["params"]["b"][None]
 
 
 def loss(variables, batch, key):
@@ -254,8 +254,10 @@ def test_what_cannot_be_replayed_is_refused_in_one_line():
         with pytest.raises(ValueError, match=rule) as error:
             ff.replay(given, 1, without, groups=groups)
         assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="must not have a client's name, got 1"):
-        ff.replay(run, 1, [1], groups={1: [2]})
+    x, y, owner = examples()
+    named = start(arrays=(x, y, owner.astype(str)))
+    with pytest.raises(ValueError, match="must not have a client's name, got '1'"):
+        ff.replay(named, 1, ["1"], groups={"1": ["2"]})
     with pytest.raises(ValueError, match="share no client, got client number 1"):
         ff.replay(run, 1, [1, "a"], groups={"a": [1, 2]}).shapley(value)
     for algorithm, rule in [("ditto", "states"), ("median", "without a plain mean")]:

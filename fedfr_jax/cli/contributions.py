@@ -251,8 +251,9 @@ def display_name(name: Hashable, client_names: Sequence[str]) -> str:
 
 
 def tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Tables of contributions, the largest first, and of unlearning."""
-    rows = sorted(rows, key=lambda row: -row["contribution"])
+    """Tables of contributions, the largest first as in the chart, and of unlearning."""
+    size = lambda row: row.get("shapley", {}).get("value", row["contribution"])
+    rows = sorted(rows, key=lambda row: -size(row))
     table = Table(title=f"contribution to {metric}", title_justify="left")
     for heading in ("left out", "without", "contribution"):
         table.add_column(heading, justify="right" if table.columns else "left")
@@ -269,22 +270,22 @@ def tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def unlearning_tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Table of unlearned and exact runs; none without unlearning."""
+    """Table of the run, the unlearned and the exact one; none without unlearning."""
     if not rows or "unlearning" not in rows[0]:
         return []
-    table = Table(title="unlearned, of exact", title_justify="left")
-    for heading in ("forgotten", "distance, of the run's", metric, "on forgotten data"):
-        table.add_column(heading, justify="right" if table.columns else "left")
+    table = Table(title="unlearning", title_justify="left")
+    for heading in ("forgotten", "model", "distance", metric, "on forgotten data"):
+        is_number = len(table.columns) > 1
+        table.add_column(heading, justify="right" if is_number else "left")
     for row in rows:
         scores = row["unlearning"]
-        share = scores["distance"] / (scores["distance_of_run"] or 1.0)
-        cells = [row["name"], number_text(share)]
-        pair = scores["unlearned"][metric], scores["exact"][metric]
-        cells.append(" of ".join(map(number_text, pair)))
-        forgotten = scores["unlearned_forgotten"], scores["exact_forgotten"]
-        first = next(iter(forgotten[0]), "")
-        cells.append(" of ".join(number_text(x.get(first)) for x in forgotten))
-        table.add_row(*map(as_text, cells))
+        lengths = scores["distance_of_run"], scores["distance"], 0.0
+        for state, length in zip(("run", "unlearned", "exact"), lengths, strict=True):
+            forgotten = next(iter(scores[f"{state}_forgotten"].values()), None)
+            numbers = map(number_text, (length, scores[state][metric], forgotten))
+            name = row["name"] if state == "run" else ""
+            table.add_row(*map(as_text, (name, state, *numbers)))
+        table.add_section()
     return [table]
 
 

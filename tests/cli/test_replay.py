@@ -47,7 +47,7 @@ def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
     assert call("replay", run, "--without=client:*", *words) == 0
     out = capsys.readouterr().out
     assert "replay of fedavg: the member with all clients ends with the run's" in out
-    assert "client 2" in out and "unlearned, of exact" in out
+    assert "client 2" in out and "unlearning" in out
     folder = run / "fedavg" / "replay"
     found = json.loads((folder / "replay.json").read_text())
     assert found["difference"] < 1e-5
