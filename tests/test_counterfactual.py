@@ -123,6 +123,13 @@ def test_members_are_single_replays_and_groups_their_clients_together():
     assert_close(many.without["south"], many.without[3])
 
 
+def test_a_run_whose_energy_is_counted_is_replayed_without_counting():
+    systems = Systems(footprint=ff.footprint(len(SIZES)))
+    found = ff.replay(start(systems=systems), ROUNDS, [LAST], members=3)
+    expected = replayed().without[LAST].variables
+    jax.tree.map(np.testing.assert_allclose, found.without[LAST].variables, expected)
+
+
 def test_nan_of_an_excluded_client_does_not_leak_and_an_empty_round_moves_nothing():
     x, y, owner = examples()
     bad = start(arrays=(np.where(owner[:, None] == 1, 1e30, x), y, owner))

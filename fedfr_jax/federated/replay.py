@@ -38,7 +38,7 @@ class Replayer:
     ):
         """Keep the run and its first `server`; trains nothing yet."""
         check_replay(sim)
-        self.sim, self.server = sim, server
+        self.sim, self.server = without_footprint(sim), server
         self.num_rounds, self.group_size = num_rounds, group_size
 
     def train(self, excluded: Sequence[np.ndarray]) -> Iterator[Member]:
@@ -86,6 +86,12 @@ class Replayer:
             Member(sim, runs.member(ends[0], s), store)
             for s, (sim, store) in enumerate(parts)
         ]
+
+
+def without_footprint(sim: Simulation) -> Simulation:
+    """A simulation that counts no energy, which members do not."""
+    systems = sim.settings.systems._replace(footprint=None)
+    return sim._replace(settings=sim.settings._replace(systems=systems))
 
 
 def check_replay(sim: Simulation) -> None:
