@@ -8,7 +8,7 @@ over permutations of what a client adds to those before it, by truncated Monte C
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -191,7 +191,7 @@ def distance(a: RunState, b: RunState) -> float:
 
 def find_players(
     names: Sequence[Hashable],
-    groups: Mapping[str, Sequence[Hashable]],
+    groups: Mapping[Any, Sequence[Hashable]],
     clients: np.ndarray | range,
 ) -> dict[Hashable, Ids]:
     """Find the ids [n] of clients and groups that are left out.

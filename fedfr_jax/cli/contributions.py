@@ -170,7 +170,7 @@ def measure(trained: Trained, replay: Replay, options: Options) -> dict[str, Any
     metric, rows = choose_metric(options.metric, metrics), []
     for name, run in replay.without.items():
         reference = trained.evaluate(run)
-        row = {"name": display_name(name, trained.client_names)}
+        row: dict[str, Any] = {"name": display_name(name, trained.client_names)}
         row["metrics"] = with_prefix(reference)
         row["contribution"] = metrics[metric] - row["metrics"][metric]
         if options.unlearning_rounds is not None:

@@ -106,8 +106,11 @@ def parse_group(text: str, names: Sequence[str], count: int) -> dict[str, list]:
         if not text.endswith(".json"):
             raise ValueError(f"--group must be NAME=IDS or a JSON file, got {text!r}.")
         found = read_json(text)
-        if not all(isinstance(x, list) for x in found.values()):
-            raise ValueError(f"{text} must be an object of lists of clients.")
+        if bad := [name for name, x in found.items() if not isinstance(x, list)]:
+            raise ValueError(
+                f"{text} must be an object of lists of clients, got {found[bad[0]]!r} "
+                f"for {bad[0]!r}."
+            )
         return {k: [client_number(str(x), names) for x in v] for k, v in found.items()}
     clients: list = []
     for word in filter(None, ids.split(",")):

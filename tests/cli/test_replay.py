@@ -98,6 +98,9 @@ def test_a_replay_that_cannot_be_is_refused_in_one_line(trained, capsys, monkeyp
     refused("'a' must leave out some of the 3 clients and keep others", *everybody)
     refused("among the run's 3, got 3", "--group=a=0-99", *everybody[1:])
     refused("--group must be NAME=IDS or a JSON file", "--group=a", *one)
+    (trained / "wrong.json").write_text('{"a": 1}')
+    wrong = f"--group={trained / 'wrong.json'}"
+    refused("must be an object of lists of clients, got 1 for 'a'", wrong, *one)
     refused("--metric must be one of", "--metric=generic/acuracy", *one)
     refused("--method must be one of", "--without=client:1", "--method=fedprox")
     refused("got central, which trains", "--without=client:1", "--method=central")

@@ -19,8 +19,7 @@ def contribution_chart(metric: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
     has_shapley = all("shapley" in row for row in rows)
     points = []
     for row in rows:
-        exact = dict.fromkeys(("value", "low", "high"), row["contribution"])
-        point = row["shapley"] if has_shapley else exact
+        point = row["shapley"] if has_shapley else {"value": row["contribution"]}
         is_good = direction(metric) * point["value"] >= 0
         effect = HELPS if is_good else HARMS
         points.append({"player": row["name"], "effect": effect, **point})
