@@ -210,27 +210,42 @@ def _add_partial_sums(total, partial_sums: int, count: int):
     """Sum on one of `count` devices, which has [V' / count, ...] partial sums.
 
     Scalars (logs of `LogScaled` trees, counts) go to all devices; of an array each
-    device adds up a chunk.
+    device adds up a chunk. Arrays are sent as one, which no compiler makes of several
+    all-to-alls; gathers are combined.
     """
 
     def gather(x):
         return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
-    def scatter(x):  # [V' / count, ...] -> [V', m], all partial sums, or [V']
-        if x.ndim == 1:
-            return gather(x)
+    def chunks_of(x):  # [V' / count, ...] -> [V' / count, count, m]
         flat = x.reshape(len(x), -1)
         flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % count)))
-        chunks = flat.reshape(len(x), count, -1)
-        return jax.lax.all_to_all(chunks, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
+        return flat.reshape(len(x), count, -1)
+
+    def scatter(x):  # [V' / count, count, m] -> [V', m], all partial sums of a chunk
+        return jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
 
     def whole(chunk, x):
         if x.ndim == 1:
             return chunk
         return gather(chunk)[: x[0].size].reshape(x.shape[1:])
 
-    chunks = jax.tree.map(lambda x: scatter(x)[:partial_sums], total)
+    leaves, structure = jax.tree.flatten(total)
+    sent = iter(_side_by_side(scatter, [chunks_of(x) for x in leaves if x.ndim > 1]))
+    own = [gather(x) if x.ndim == 1 else next(sent) for x in leaves]
+    chunks = structure.unflatten(x[:partial_sums] for x in own)
     return jax.tree.map(whole, pairwise(chunks, partial_sums), total)
+
+
+def _side_by_side(function: Callable, arrays: list[jax.Array]) -> list[jax.Array]:
+    """`function` of arrays that differ in their last axis, once for each dtype."""
+    results = dict[int, jax.Array]()
+    for dtype in dict.fromkeys(x.dtype for x in arrays):
+        places = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+        ends = np.cumsum([arrays[i].shape[-1] for i in places])[:-1].tolist()
+        whole = function(jnp.concatenate([arrays[i] for i in places], axis=-1))
+        results |= zip(places, jnp.split(whole, ends, axis=-1), strict=True)
+    return [results[i] for i in range(len(arrays))]
 
 
 def pairwise(tree, count: int):

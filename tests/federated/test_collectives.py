@@ -38,3 +38,13 @@ def test_devices_send_a_model_once_and_a_number_per_metric_and_client(
     wanted += map(words, metrics.values())
     assert sorted(shapes) == sorted(wanted)
     assert all(x.shape == (cohort_size,) for x in metrics.values())
+
+
+def test_reproducible_sums_are_sent_in_one_all_to_all_however_many_leaves():
+    algorithm, variables = toys.TOYS["fedavg"]()
+    assert len(jax.tree.leaves(variables)) > 1
+    options = {"cohort_size": 5, "reproducible_sum": True}
+    sim = toys.build(algorithm, mesh=(4, 1), **options)
+    arguments = round_arguments(sim, start_simulation(sim, variables))
+    text = sim.programs.run_whole.lower(*arguments).as_text()
+    assert text.count("stablehlo.all_to_all") == 1
