@@ -73,8 +73,7 @@ def forms(work, data, model, variables):
 def main():
     args = workloads.arguments(__doc__)
     use_every_core()
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args)
     model, start = ours.adapted(work)
     runs = forms(work, data, model, start)
     clocks = {name: workloads.Clock() for name in runs}

@@ -28,7 +28,7 @@ RECIPES = {
         "fedjax==0.0.17 jax==0.4.30 jaxlib==0.4.30 dm-haiku==0.0.12 numpy<2 scipy<1.13",
     ),
     "pfl": (f"pfl[pytorch]==0.6.0 {TORCH} {PEFT}",),
-    "flower": (f"flwr[simulation]==1.41.0 {TORCH} numpy",),
+    "flower": (f"flwr[simulation]==1.42.0 {TORCH} numpy",),
     # It asks for Python 3.14; `peer_blazefl.py` says what is changed for an older one.
     "blazefl": (
         f"{TORCH} numpy tqdm",

@@ -12,13 +12,14 @@ import workloads
 from flax import linen as nn
 
 from fedfr_jax.convolutions import fast, use_forms
-from fedfr_jax.data.augment import horizontal_flip
+from fedfr_jax.data.augment import horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.privacy.mechanism import Privacy, private
 from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.settings import Federation, Settings
 from fedfr_jax.losses.masked_means import masked_mean
@@ -34,15 +35,18 @@ GLOROT = xavier_uniform()  # as the peers start
 
 
 class LeNet(nn.Module):
-    """BlazeFL's small CNN up to its last layer, as a newcomer writes it in flax."""
+    """BlazeFL's or PFLlib's CNN without its last layer, as one writes it in flax."""
+
+    widths: tuple = (6, 16)
+    hidden: tuple = (120, 84)
 
     @nn.compact
     def __call__(self, x, train=False):
-        for width in (6, 16):
+        for width in self.widths:
             x = nn.Conv(width, (5, 5), padding="VALID", kernel_init=GLOROT)(x)
             x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
         x = x.reshape(len(x), -1)
-        for width in (120, 84):
+        for width in self.hidden:
             x = nn.relu(nn.Dense(width, kernel_init=GLOROT)(x))
         return x
 
@@ -51,6 +55,13 @@ def network(work, **settings):
     """The workload's model."""
     if work.model == "lenet":
         return from_linen(LeNet(), work.input_shape, 84)
+    if work.model == "wide_lenet":
+        return from_linen(LeNet((32, 64), (512,)), work.input_shape, 512)
+    if work.model == "resnet18":
+        settings |= {"num_classes": work.num_classes, "stem": "imagenet"}
+        return MODELS["resnet"](work.input_shape, **settings)
+    if work.model == "cnn":
+        settings |= {"dropout": work.dropout}
     if work.model == "sphereface":
         settings |= {"blocks": workloads.BLOCKS, "widths": workloads.WIDTHS}
         settings |= {"embedding_dim": workloads.DIM}
@@ -62,9 +73,15 @@ def network(work, **settings):
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {"scan_blocks": False} if work.model in MAKERS else {}
+    is_stacked = work.model in ("sphereface", "vit")
+    settings = {"scan_blocks": False} if is_stacked else {}
     model = network(work, **settings)
     return maker(work)(work, model)[0]
+
+
+def digest_of(server) -> str:
+    """Of all leaves of the server, see `workloads.digest`."""
+    return workloads.digest(map(np.asarray, jax.tree.leaves(server.variables)))
 
 
 def maker(work):
@@ -81,10 +98,10 @@ def classification(work, model=None):
     head = {"kernel": kernel, "bias": jnp.zeros(work.num_classes)}
     params = {"backbone": backbone["params"], "head": head}
 
-    def logits(variables, images, train):
+    def logits(variables, images, train, key=None):
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
-        features, stats = model.apply(backbone, images, train)
+        features, stats = model.apply(backbone, images, train, key=key)
         head = params["head"]
         return features @ head["kernel"] + head["bias"][None], stats
 
@@ -93,11 +110,10 @@ def classification(work, model=None):
 
 
 def cross_entropy(logits):
-    """Loss of `LocalTraining` of (variables, images, train) -> (logits, statistics)."""
+    """Loss of `LocalTraining` of (variables, images, train, key) -> (logits, stats)."""
 
     def loss(variables, batch, key):
-        del key
-        values, stats = logits(variables, batch.images, True)
+        values, stats = logits(variables, batch.images, True, key=key)
         logs = jax.nn.log_softmax(values)
         losses = -jnp.take_along_axis(logs, batch.labels[:, None], 1)[:, 0]
         return masked_mean(losses, batch.is_valid), (stats, {})
@@ -107,9 +123,26 @@ def cross_entropy(logits):
 
 def classifier(work, model=None):
     """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
-    loss, variables, logits = classification(work, model)
-    algorithm = fedavg(LocalTraining(loss, sgd(), work.rate))
+    _, variables, logits = classification(work, model)
+    return of_logits(work, logits, variables)
+
+
+def of_logits(work, logits, variables):
+    """`classifier` of (variables, images, train, key) -> (logits, statistics)."""
+    local = LocalTraining(cross_entropy(logits), sgd(), work.rate)
+    algorithm = fedavg(local, weighting="uniform")
+    if work.private:
+        clip, noise, noise_cohort = work.private
+        settings = Privacy(clip, noise, work.cohort, delta=1e-6)
+        settings = settings._replace(noise_cohort_size=noise_cohort, population=10**6)
+        algorithm = private(algorithm, settings)
     return algorithm, variables, logits, Batching(work.batch_size, shuffle=False)
+
+
+def whole(work, model=None):
+    """`classifier` of a network that has the linear head itself."""
+    model = model or network(work)
+    return of_logits(work, model.apply, model.init(jax.random.key(0)))
 
 
 def classifier_of_torch(work):
@@ -117,9 +150,7 @@ def classifier_of_torch(work):
     import torch_models
 
     model = from_torch(torch_models.network(work), work.input_shape)
-    algorithm = fedavg(LocalTraining(cross_entropy(model.apply), sgd(), work.rate))
-    feed = Batching(work.batch_size, shuffle=False)
-    return algorithm, model.init(jax.random.key(0)), model.apply, feed
+    return whole(work, model)
 
 
 def adapted(work, model=None):
@@ -135,9 +166,7 @@ def adapted(work, model=None):
 def fine_tuning(work, model=None):
     """`classifier` of a network of which LoRA and the last layer move."""
     model, variables = adapted(work, model)
-    algorithm = fedavg(LocalTraining(cross_entropy(model.apply), sgd(), work.rate))
-    feed = Batching(work.batch_size, shuffle=False)
-    return algorithm, variables, model.apply, feed
+    return of_logits(work, model.apply, variables)
 
 
 def faces(work, model=None):
@@ -157,7 +186,7 @@ def faces(work, model=None):
     return trainer.algorithm, start, None, feed
 
 
-MAKERS = {"sphereface": faces, "vit": fine_tuning}
+MAKERS = {"sphereface": faces, "vit": fine_tuning, "resnet18": whole}
 
 
 def build(work, data, made=None, sizes=None, mesh=None, **options):
@@ -171,6 +200,8 @@ def build(work, data, made=None, sizes=None, mesh=None, **options):
     settings = {"cohort_size": work.cohort, "local_epochs": work.epochs, **options}
     settings = Settings(**settings)
     algorithm, variables, logits, feed = made or maker(work)(work)
+    if data.images.dtype == np.uint8:  # made floats in a step, as by `fedfr train`
+        feed = feed._replace(augment=normalize(mean=127.5, std=127.5))
     num_rows = work.population * work.examples
     if sizes is None:
         sizes = np.full(work.population, work.examples)
@@ -193,29 +224,42 @@ def build(work, data, made=None, sizes=None, mesh=None, **options):
 def main():
     args = workloads.arguments(__doc__, torch={"action": "store_true"})
     use_every_core()  # before JAX first asks for devices
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args, as_pixels=True)
     made = classifier_of_torch(work) if args.torch else None
     sim, server, logits = build(work, data, made)
-    store, clock = simulation.open_store(sim, server), workloads.Clock()
+    store, clock, test = simulation.open_store(sim, server), workloads.Clock(), None
+    if logits:
+        apply = jax.jit(fast(lambda v, x: logits(v, x, False)[0].argmax(1)))
+        images = np.array_split(data.test_images, -(-len(data.test_images) // 1000))
+        if data.images.dtype == np.uint8:
+            images = [workloads.to_unit(part) for part in images]
+        test = lambda: [apply(server.variables, part) for part in images]
+        evaluated = lambda: (np.concatenate(test()) == data.test_labels).mean()
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
         with clock:
             server, outcome = run_cohort(sim, server, store, cohort)
             jax.block_until_ready(server)
-    plan, test, facts = outcome.schedule, None, {"loss": outcome.metrics["loss"].mean()}
+        clock.evaluate(work, lambda: evaluated())
+    facts = {"loss": outcome.metrics["loss"].mean()}
     if logits:
-        apply = jax.jit(fast(lambda v, x: logits(v, x, False)[0].argmax(1)))
-        test = lambda: apply(server.variables, data.test_images)
-        facts = {"accuracy": (np.asarray(test()) == data.test_labels).mean()}
+        facts = {"accuracy": evaluated(), "digest": digest_of(server)}
+    if not args.data:
+        facts |= compute(work, sim, server, clock, outcome.schedule, test)
+    workloads.report(f"jax {jax.__version__}", clock, **facts)
+
+
+def compute(work, sim, server, clock, plan, test) -> dict:
+    """Where a round's time goes, and how near the arithmetic of the machine it is."""
     with use_forms("xla"):  # whose operations are those of the network
         rate = work.steps * phases.step_flops(sim, server, counted(work))
     rate /= min(clock.wall[1:])
-    facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
-    facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps
     parts = phases.seconds(sim, server, work, test)
-    facts["phases"] = [[name, value] for name, value in parts.items()]
-    workloads.report(f"jax {jax.__version__}", clock, **facts)
+    return {
+        "fraction_of_matmul_rate": rate / phases.matmul_rate(),
+        "executed_over_useful": plan.executed_steps / plan.useful_steps,
+        "phases": [[name, value] for name, value in parts.items()],
+    }
 
 
 if __name__ == "__main__":

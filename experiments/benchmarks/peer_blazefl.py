@@ -19,7 +19,7 @@ import torch
 import torch.multiprocessing as processes
 import workloads
 from torch.utils.data import DataLoader, TensorDataset
-from torch_models import accuracy, network, tensors
+from torch_models import accuracy, digest_of, network, tensors
 
 COPY = pathlib.Path(tempfile.gettempdir()) / "blazefl_for_older_python"
 
@@ -126,8 +126,8 @@ def main():
     args = workloads.arguments(__doc__)
     torch.set_num_threads(args.threads)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the pool's processes
-    work = workloads.WORKLOADS[args.workload]
-    data, clock = workloads.make_data(work), workloads.Clock()
+    (work, data), clock = workloads.inputs(args), workloads.Clock()
+    test = tensors(data.test_images, data.test_labels)
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/images.npy", data.images)
         np.save(f"{folder}/labels.npy", data.labels)
@@ -138,9 +138,10 @@ def main():
                 trainer.local_process(server.downlink_package(), clients)
                 for package in trainer.uplink_package():
                     server.load(package)
-    test = tensors(data.test_images, data.test_labels)
-    version = importlib.metadata.version("blazefl")
-    workloads.report(version, clock, accuracy=accuracy(server.model, *test))
+            clock.evaluate(work, lambda: accuracy(server.model, *test))
+    version = f"{importlib.metadata.version('blazefl')}, torch {torch.__version__}"
+    facts = {"accuracy": accuracy(server.model, *test)}
+    workloads.report(version, clock, digest=digest_of(server.model), **facts)
 
 
 importable()

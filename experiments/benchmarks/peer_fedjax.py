@@ -55,8 +55,7 @@ def loss(params, batch, key):
 
 def main():
     args = workloads.arguments(__doc__)
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args)
     batches = fedjax.ShuffleRepeatBatchHParams(
         batch_size=work.batch_size, num_epochs=work.epochs, drop_remainder=False
     )

@@ -67,7 +67,7 @@ class Told(FedAvg):
             )
 
 
-def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
+def server_app(work, num_rounds: int, clock, final: dict, evaluated) -> ServerApp:
     """FedAvg over a fraction of all nodes; leaves the last arrays in `final`."""
     app = ServerApp()
 
@@ -75,6 +75,7 @@ def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
         if round:
             clock.__exit__()
         final["arrays"] = arrays
+        clock.evaluate(work, evaluated)
         clock.__enter__()
         return MetricRecord({"round": float(round)})
 
@@ -97,15 +98,20 @@ def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
 
 def main():
     args = workloads.arguments(__doc__)
-    work = workloads.WORKLOADS[args.workload]
-    data, clock, final = workloads.make_data(work), workloads.Clock(), {}
+    (work, data), clock, final = workloads.inputs(args), workloads.Clock(), {}
+    model, test = network(work), tensors(data.test_images, data.test_labels)
+
+    def evaluated():
+        model.load_state_dict(final["arrays"].to_torch_state_dict())
+        return accuracy(model, *test)
+
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/images.npy", data.images)
         np.save(f"{folder}/labels.npy", data.labels)
         ray = {"num_cpus": args.threads, "include_dashboard": False}
         ray |= {"logging_level": "ERROR", "log_to_driver": False}
         run_simulation(
-            server_app=server_app(work, 1 + args.rounds, clock, final),
+            server_app=server_app(work, 1 + args.rounds, clock, final, evaluated),
             client_app=client_app(folder, work),
             num_supernodes=work.population,
             backend_config={
@@ -113,10 +119,8 @@ def main():
                 "init_args": ray,
             },
         )
-    model = network(work)
-    model.load_state_dict(final["arrays"].to_torch_state_dict())
-    test = tensors(data.test_images, data.test_labels)
-    workloads.report(flwr.__version__, clock, accuracy=accuracy(model, *test))
+    version = f"{flwr.__version__}, torch {torch.__version__}"
+    workloads.report(version, clock, accuracy=evaluated())
 
 
 if __name__ == "__main__":

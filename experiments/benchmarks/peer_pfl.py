@@ -7,7 +7,7 @@ import logging
 import torch
 import workloads
 from pfl.aggregate.simulate import SimulatedBackend
-from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
@@ -43,8 +43,8 @@ class Classifier(torch.nn.Module):
 class Rounds(TrainingProcessCallback):
     """Reads the clock between central iterations."""
 
-    def __init__(self):
-        self.clock = workloads.Clock()
+    def __init__(self, work, evaluated):
+        self.clock, self.work, self.evaluated = workloads.Clock(), work, evaluated
 
     def on_train_begin(self, *, model):
         self.clock.__enter__()
@@ -52,6 +52,7 @@ class Rounds(TrainingProcessCallback):
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         self.clock.__exit__()
+        self.clock.evaluate(self.work, self.evaluated)
         self.clock.__enter__()
         return super().after_central_iteration(
             aggregate_metrics, model, central_iteration=central_iteration
@@ -62,18 +63,23 @@ def main():
     logging.disable(logging.WARNING)
     flag = {"action": "store_true", "help": "with differential privacy"}
     args = workloads.arguments(__doc__, private=flag)
-    after = WeightByDatapoints()
-    if args.private:  # clipped by the client, noise once on the sum
-        noise = GaussianMechanism(workloads.CLIP_NORM, workloads.NOISE_MULTIPLIER)
-        after = CentrallyAppliedPrivacyMechanism(noise)
     torch.set_num_threads(args.threads)
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args)
+    private = work.private
+    if args.private:
+        settings = workloads.CLIP_NORM, workloads.NOISE_MULTIPLIER, work.cohort
+        private = workloads.Private(*settings)
+    after = WeightByUser()
+    if private:  # clipped by the client, noise once on the sum
+        noise = private.noise_multiplier * work.cohort / private.noise_cohort
+        noise = GaussianMechanism(private.clip_norm, noise)
+        after = CentrallyAppliedPrivacyMechanism(noise)
     users = list(zip(*tensors(data.images, data.labels), strict=True))
     cohorts = (workloads.cohort(work, round) for round in itertools.count())
     order = itertools.chain.from_iterable(cohorts)
     dataset = FederatedDataset.from_slices(users, lambda: int(next(order)))
-    module, rounds = Classifier(work), Rounds()
+    module, test = Classifier(work), tensors(data.test_images, data.test_labels)
+    rounds = Rounds(work, lambda: accuracy(module, *test))
     model = PyTorchModel(
         model=module,
         local_optimizer_create=torch.optim.SGD,
@@ -100,7 +106,6 @@ def main():
         NNEvalHyperParams(local_batch_size=1000),
         callbacks=[rounds],
     )
-    test = tensors(data.test_images, data.test_labels)
     version = f"{importlib.metadata.version('pfl')}, torch {torch.__version__}"
     workloads.report(version, rounds.clock, accuracy=accuracy(module, *test))
 

@@ -26,8 +26,7 @@ def network(work) -> tf.keras.Model:
 def main():
     args = workloads.arguments(__doc__)
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args)
 
     def examples(client):
         rows = (data.images[client], data.labels[client])

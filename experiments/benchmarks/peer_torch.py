@@ -13,14 +13,22 @@ def main():
     )
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as XLA does
-    work = workloads.WORKLOADS[args.workload]
     if args.clients:
+        work = workloads.WORKLOADS[args.workload]
         work = workloads.everyone(work, args.clients)
-    data = workloads.make_data(work)
+        data = workloads.make_data(work)
+    else:
+        work, data = workloads.inputs(args)
     on_device = lambda *arrays: [x.to(args.device) for x in tensors(*arrays)]
     images, labels = on_device(data.images, data.labels)
     model = network(work).to(args.device)
     server = {name: x.clone() for name, x in moving(model).items()}
+    test = on_device(data.test_images, data.test_labels)
+
+    def evaluated():
+        model.load_state_dict(server, strict=False)
+        return accuracy(model, *test)
+
     clock = workloads.Clock()
     for round in range(1 + args.rounds):
         with clock:
@@ -33,9 +41,8 @@ def main():
             server = total
             if args.device == "cuda":
                 torch.cuda.synchronize()
-    model.load_state_dict(server, strict=False)
-    test = on_device(data.test_images, data.test_labels)
-    workloads.report(torch.__version__, clock, accuracy=accuracy(model, *test))
+        clock.evaluate(work, evaluated)
+    workloads.report(torch.__version__, clock, accuracy=evaluated())
 
 
 if __name__ == "__main__":

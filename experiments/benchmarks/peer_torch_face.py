@@ -72,8 +72,7 @@ def train(client, server, previous, images, labels, work):
 def main():
     args = workloads.arguments(__doc__)
     torch.set_num_threads(args.threads)
-    work = workloads.WORKLOADS[args.workload]
-    data = workloads.make_data(work)
+    work, data = workloads.inputs(args)
     images, labels = tensors(data.images, data.labels)
     server = sphereface(work)
     clients = [

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import environments
@@ -72,22 +73,40 @@ def main():
     kept = json.loads(path.read_text()) if path.exists() else []
     kept = [row for row in kept if row["workload"] not in args.workloads]
     pairs = [(w, s) for w in args.workloads for s in args.systems if script_of(w, s)]
+    play = lambda pair: run_once(*pair, args.rounds, args.timeout)
+    for runs, failures in in_turns(pairs, args.repeats, play):
+        rows = kept + summarize(runs, failures)
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.output == RESULTS:
+        table.write(HERE / "RESULTS.md", path.stem, json.loads(path.read_text()))
+
+
+def in_turns(
+    pairs: Sequence[tuple[str, str]], repeats: int, play: Callable
+) -> Iterator[tuple[dict, dict]]:
+    """Run each pair's process once, one after another, and that `repeats` times.
+
+    Args:
+      pairs: of a workload and a system; one that fails is not run again.
+      play: pair -> what its process reports; a RuntimeError when it fails.
+
+    Yields:
+      ({pair: reports}, {pair: why it failed}) after every process.
+    """
     runs, failures = {pair: [] for pair in pairs}, {}
-    for _ in range(args.repeats):
+    for _ in range(repeats):
         for pair in pairs:
             if pair in failures:
                 continue
             try:
-                runs[pair].append(run_once(*pair, args.rounds, args.timeout))
-                seconds = statistics.median(runs[pair][-1]["seconds"])
+                runs[pair].append(play(pair))
+                last = runs[pair][-1]
+                seconds = statistics.median(last["seconds"] or [last["first_seconds"]])
                 print(*pair, f"{seconds:.4f} s", flush=True)
             except RuntimeError as error:
                 failures[pair] = str(error)
                 print(*pair, f"failed: {error}", flush=True)
-            rows = kept + summarize(runs, failures)
-            path.write_text(json.dumps(rows, indent=1) + "\n")
-    if args.output == RESULTS:
-        table.write(HERE / "RESULTS.md", path.stem, json.loads(path.read_text()))
+            yield runs, failures
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -133,16 +152,30 @@ def script_of(workload: str, system: str) -> str | None:
     return SYSTEMS[system].script if others is None else others.get(system)
 
 
-def run_once(workload: str, system: str, rounds: int, timeout: float) -> dict:
+def run_once(
+    workload: str | None,
+    system: str,
+    rounds: int,
+    timeout: float,
+    *,
+    script: str | None = None,
+    flags: Sequence[str] = (),
+) -> dict:
     """What the system's script reports of one process.
+
+    Args:
+      workload: None for a script that has none.
+      script: instead of the workload's.
+      flags: of the script, besides.
 
     Raises:
       RuntimeError: when it cannot be installed, fails or takes too long.
     """
     environment, threads = SYSTEMS[system].environment, SYSTEMS[system].threads
     python = environments.python_of(environment) if environment else sys.executable
-    command = [python, str(HERE / script_of(workload, system))]
-    command += [f"--workload={workload}", f"--rounds={rounds}", f"--threads={threads}"]
+    command = [python, str(HERE / (script or script_of(workload, system)))]
+    command += [f"--workload={workload}"] if workload else []
+    command += [f"--rounds={rounds}", f"--threads={threads}", *flags]
     library = HERE.parents[1] if environment is None else None
     return report_of(command, threads, timeout, library)
 

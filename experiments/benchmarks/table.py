@@ -1,6 +1,7 @@
 """Rows of a benchmark as tables of a README, between two markers."""
 
 import pathlib
+from collections.abc import Sequence
 
 TOLERANCE = {"accuracy": 0.1, "loss": 0.2}  # from this engine's
 BEGIN, END = "<!-- results: run.py writes from here -->", "<!-- to here -->"
@@ -27,13 +28,21 @@ def write(path: pathlib.Path, machine: str, rows: list[dict]) -> None:
     Raises:
       ValueError: when the file has no markers.
     """
+    write_between(path, BEGIN, [f"Machine: {machine}.", *tables(rows)])
+
+
+def write_between(path: pathlib.Path, begin: str, parts: Sequence[str]) -> None:
+    """Replace what stands between the markers `begin` and END of the file.
+
+    Raises:
+      ValueError: when the file has no markers.
+    """
     text = path.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{path} must hold the markers {BEGIN} and {END} once.")
-    before, _, rest = text.partition(BEGIN)
+    if text.count(begin) != 1 or text.count(END) != 1:
+        raise ValueError(f"{path} must hold the markers {begin} and {END} once.")
+    before, _, rest = text.partition(begin)
     after = rest.partition(END)[2]
-    parts = [BEGIN, f"Machine: {machine}.", *tables(rows), END]
-    path.write_text(before + "\n\n".join(parts) + after)
+    path.write_text(before + "\n\n".join([begin, *parts, END]) + after)
 
 
 def tables(rows: list[dict]) -> list[str]:
@@ -46,9 +55,9 @@ def tables(rows: list[dict]) -> list[str]:
     return parts
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[dict], columns: Sequence[tuple] = COLUMNS) -> str:
     """Columns that any row fills; a failure stands in the version's place."""
-    used = [c for c in COLUMNS if any(c[1] in row for row in rows)]
+    used = [c for c in columns if any(c[1] in row for row in rows)]
     lines = [" | ".join(c[0] for c in used), " | ".join("---" for _ in used)]
     for row in rows:
         if "failure" in row:

@@ -4,13 +4,25 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from workloads import ALPHA, BLOCKS, DIM, RANK, TARGETS, VIT, WIDTHS, Workload
+from workloads import (
+    ALPHA,
+    BLOCKS,
+    DIM,
+    RANK,
+    TARGETS,
+    VIT,
+    WIDTHS,
+    Workload,
+    digest,
+)
 
 
 def network(work: Workload) -> nn.Module:
     """The classifier, Glorot uniform with zero biases, or one of `peft`."""
     if work.model == "vit":
         return lora(work)
+    if work.model == "resnet18":
+        return resnet18(work)
     height, _, channels = work.input_shape
     if work.model == "mlp":
         pixels = height * height * channels
@@ -22,17 +34,60 @@ def network(work: Workload) -> nn.Module:
         layers += [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         layers += [nn.Linear(16 * pooled**2, 120), nn.ReLU()]
         layers += [nn.Linear(120, width), nn.ReLU()]
+    elif work.model == "wide_lenet":
+        pooled, width = ((height - 4) // 2 - 4) // 2, 512
+        layers = [nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        layers += [nn.Linear(64 * pooled**2, width), nn.ReLU()]
     else:
         width, pooled = 128, (height - 4) // 2
+        drops = [[nn.Dropout(share)] if share else [] for share in work.dropout]
         layers = [nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3)]
-        layers += [nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-        layers += [nn.Linear(64 * pooled**2, width), nn.ReLU()]
+        layers += [nn.ReLU(), nn.MaxPool2d(2), *drops[0], nn.Flatten()]
+        layers += [nn.Linear(64 * pooled**2, width), nn.ReLU(), *drops[1]]
     model = nn.Sequential(*layers, nn.Linear(width, work.num_classes))
     torch.manual_seed(0)
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
+    return model
+
+
+class BasicBlock(nn.Module):
+    """ReLU(shortcut(x) + BN(conv(ReLU(BN(conv(x))))))."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        norm = lambda conv: nn.Sequential(conv, nn.BatchNorm2d(width))
+        first = norm(nn.Conv2d(inputs, width, 3, stride, 1, bias=False))
+        second = norm(nn.Conv2d(width, width, 3, 1, 1, bias=False))
+        self.body, self.shortcut = (
+            nn.Sequential(first, nn.ReLU(), second),
+            nn.Identity(),
+        )
+        if inputs != width:
+            self.shortcut = norm(nn.Conv2d(inputs, width, 1, stride, bias=False))
+
+    def forward(self, x):
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18(work: Workload) -> nn.Module:
+    """torchvision's network of this name: a stem of 7x7 and max pooling."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(work.input_shape[2], 64, 7, 2, 3, bias=False)]
+    layers += [nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    before = 64
+    for width in (64, 128, 256, 512):
+        stride = 1 if width == before else 2
+        layers += [BasicBlock(before, width, stride), BasicBlock(width, width, 1)]
+        before = width
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, work.num_classes)]
+    model = nn.Sequential(*layers, *head)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 
@@ -114,7 +169,14 @@ def train(model: nn.Module, images, labels, work: Workload) -> None:
 def accuracy(model: nn.Module, images, labels) -> float:
     """Fraction of the test images that are classified rightly."""
     model.eval()
-    return (model(images).argmax(1) == labels).float().mean().item()
+    parts = zip(images.split(1000), labels.split(1000), strict=True)
+    right = sum((model(x).argmax(1) == y).sum().item() for x, y in parts)
+    return right / len(labels)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of all leaves of the state, see `workloads.digest`."""
+    return digest(x.cpu().numpy() for x in model.state_dict().values())
 
 
 class Residual(nn.Module):

@@ -1,14 +1,17 @@
 """What every system must agree on: the work, the data, the clock, the report.
 
-numpy only, so that it can be imported in every system's environment. Images are a
-prototype per class plus noise, in the order in which they are trained on; learning is
-visible after a round, and equal work must reach equal accuracy.
+numpy only, so that it can be imported in every system's environment. Images are those
+of --data, see `board_data.py`; without it a prototype per class plus noise, in the
+order in which they are trained on; learning is visible after a round, and equal work
+must reach equal accuracy.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
+import resource
 import time
 from typing import NamedTuple
 
@@ -18,11 +21,20 @@ MARK = "FEDFR_BENCHMARK_RUN"  # in the environment of every process of a run
 PREFIX = "RESULT "
 
 
+class Private(NamedTuple):
+    """Clipped updates, and noise on their sum as of a larger cohort."""
+
+    clip_norm: float
+    noise_multiplier: float
+    noise_cohort: int  # whose noise on the mean it is
+
+
 class Workload(NamedTuple):
-    """Plain SGD on softmax cross entropy, without dropout or augmentation."""
+    """Plain SGD on softmax cross entropy, without augmentation."""
 
     # mlp: 64 hidden; cnn: 3x3 x 32, 3x3 x 64, pool, 128 hidden; lenet: 5x5 x 6, pool,
-    # 5x5 x 16, pool, 120 and 84 hidden; sphereface; vit, a frozen one with LoRA
+    # 5x5 x 16, pool, 120 and 84 hidden; wide_lenet: 5x5 x 32, pool, 5x5 x 64, pool, 512
+    # hidden; resnet18, torchvision's; sphereface; vit, a frozen one with LoRA
     model: str
     input_shape: tuple[int, int, int]  # (H, W, C)
     num_classes: int  # M
@@ -33,6 +45,9 @@ class Workload(NamedTuple):
     epochs: int = 1
     rate: float = 0.1
     noise: float = 1.0  # of a pixel, beside prototypes of deviation 1
+    dropout: tuple[float, float] = (0.0, 0.0)  # of cnn, after pooling and the hidden
+    private: Private | None = None
+    evaluate_every: int = 0  # rounds; 0: after the last
 
     @property
     def steps(self) -> int:
@@ -40,6 +55,9 @@ class Workload(NamedTuple):
         return self.cohort * self.epochs * -(-self.examples // self.batch_size)
 
 
+PFL = Workload(
+    *("cnn", (32, 32, 3), 10, 1000, 50, 50, 10), dropout=(0.25, 0.5), evaluate_every=10
+)
 WORKLOADS = {
     "mlp_many": Workload("mlp", (28, 28, 1), 10, 2000, 512, 20, 10),
     # Two steps a round have to tell 62 classes apart: less noise, a higher rate.
@@ -53,6 +71,18 @@ WORKLOADS = {
     "fedfr_step": Workload("sphereface", (32, 32, 3), 10, 2, 2, 128, 64, 4, 1e-3),
     # A frozen vision transformer with LoRA of rank 8 and a new last layer.
     "vit_lora": Workload("vit", (32, 32, 3), 10, 64, 64, 32, 16),
+    # Of the board, see `board_jobs.py`: pfl-research's, BlazeFL's, PFLlib's.
+    "pfl_cifar10": PFL,
+    # The noise multiplier of epsilon 2 at delta 1e-6 for 1,500 rounds, in each of which
+    # a client of a million takes part with probability 1,000 / 1e6.
+    "pfl_cifar10_dp": PFL._replace(private=Private(0.4, 0.616, 1000)),
+    "blazefl_all": Workload("lenet", (32, 32, 3), 10, 100, 100, 500, 50, epochs=5),
+    "blazefl_resnet18": Workload(
+        "resnet18", (32, 32, 3), 10, 100, 100, 500, 50, epochs=5
+    ),
+    "pfllib_500": Workload(
+        "wide_lenet", (32, 32, 3), 100, 500, 500, 90, 10, rate=0.005
+    ),
     # Does a system run at all?
     "smoke": Workload("cnn", (28, 28, 1), 10, 16, 4, 20, 10),
     "smoke_lora": Workload("vit", (16, 16, 3), 10, 4, 4, 4, 2),
@@ -108,11 +138,42 @@ def arguments(description: str, **more: dict) -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--data", help="file of `board_data.py`; else images are made")
+    parser.add_argument("--cohort", type=int, help="clients of a round, fewer than all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
     return parser.parse_args()
+
+
+def inputs(
+    args: argparse.Namespace, *, as_pixels: bool = False
+) -> tuple[Workload, Data]:
+    """The work and the images that the flags of `arguments` ask for.
+
+    Args:
+      as_pixels: images of a file stay uint8.
+    """
+    work = WORKLOADS[args.workload]
+    work = work._replace(cohort=args.cohort or work.cohort)
+    if not args.data:
+        return work, make_data(work)
+    with np.load(args.data) as file:
+        data = Data(*(file[name] for name in Data._fields))
+    if as_pixels:
+        return work, data
+    return work, data._replace(
+        images=to_unit(data.images), test_images=to_unit(data.test_images)
+    )
+
+
+def to_unit(pixels: np.ndarray) -> np.ndarray:
+    """uint8 as float32 in [-1, 1]."""
+    values = pixels.astype(np.float32)
+    values /= 127.5  # in place, as memory is measured
+    values -= 1
+    return values
 
 
 def everyone(work: Workload, num_clients: int) -> Workload:
@@ -158,11 +219,21 @@ def peak_mib() -> float:
     return sum(peaks) / 1024
 
 
+def peak_mib_of_children() -> float:
+    """Peak resident size of the largest process that was waited for."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
 class Clock:
-    """`with clock:` around every round; wall and CPU seconds in order, peak memory."""
+    """`with clock:` around every round; wall and CPU seconds in order, peak memory.
+
+    `clock.evaluate(work, accuracy_fn)` between rounds keeps [round, accuracy] and its
+    own seconds, where the work asks for one.
+    """
 
     def __init__(self):
         self.wall, self.cpu, self.peak = [], [], 0.0
+        self.curve, self.evaluating = [], 0.0
 
     def __enter__(self):
         self._cpu, self._start = cpu_seconds(), time.perf_counter()
@@ -171,6 +242,26 @@ class Clock:
         self.wall.append(time.perf_counter() - self._start)
         self.cpu.append(cpu_seconds() - self._cpu)
         self.peak = peak_mib()
+
+    def evaluate(self, work: Workload, accuracy_fn) -> None:
+        rounds, every = len(self.wall), work.evaluate_every
+        if every and rounds % every == 0:
+            begin = time.perf_counter()
+            self.curve.append([rounds, float(accuracy_fn())])
+            self.evaluating += time.perf_counter() - begin
+
+
+def digest(arrays) -> str:
+    """Digest of numpy arrays in order: equal only for equal bits."""
+    result = hashlib.sha256()
+    for array in arrays:
+        result.update(np.ascontiguousarray(array).tobytes())
+    return result.hexdigest()[:16]
+
+
+def is_plain(value) -> bool:
+    """Whether JSON takes it as it is."""
+    return isinstance(value, str | list | dict)
 
 
 def report(version: str, clock: Clock, **facts) -> None:
@@ -181,6 +272,8 @@ def report(version: str, clock: Clock, **facts) -> None:
         "seconds": clock.wall[1:],
         "cpu_seconds": clock.cpu[1:],
         "peak_mib": clock.peak,
-        **{k: float(v) if np.ndim(v) == 0 else v for k, v in facts.items()},
+        **{k: v if is_plain(v) else float(v) for k, v in facts.items()},
     }
+    if clock.curve:
+        row |= {"curve": clock.curve, "evaluation_seconds": clock.evaluating}
     print(PREFIX + json.dumps(row), flush=True)

@@ -47,6 +47,7 @@ MODULES = {  # functions of modules of this package, imported when they run
     "scaling": "scaling",
     "describe": "configs describe completion",
     "trained": "convert export embed verify enroll identify",
+    "bench": "bench",
     "doctor": "doctor",
 }
 COMMANDS = {name: module for module, x in MODULES.items() for name in x.split()}
@@ -66,7 +67,8 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"fedfr_jax {fedfr_jax.__version__}")
         return 0
-    if argv[0] != "launch":  # which divides the cores among its processes
+    # The one divides the cores among its processes, the other times them.
+    if argv[0] not in ("launch", "bench"):
         distributed.use_every_core()
         program_cache.keep_programs()
     if argv[0] not in COMMANDS:

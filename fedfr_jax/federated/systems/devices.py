@@ -167,7 +167,7 @@ class Availability(NamedTuple):
     offsets: np.ndarray  # [N + 1] client i has windows offsets[i]:offsets[i + 1]
     start: np.ndarray  # [.] seconds
     length: np.ndarray  # [.] seconds
-    period: float  # seconds after which the windows repeat
+    period: float | np.ndarray  # [] or [.] seconds after which the windows repeat
 
     @property
     def num_clients(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+from fedfr_jax.federated.systems import fedscale
 from fedfr_jax.federated.systems.asynchronous import (
     Asynchronous,
     check_asynchronous,
@@ -36,7 +37,7 @@ from fedfr_jax.federated.systems.sampling import (
     round_up,
 )
 from fedfr_jax.parts import Built, Factory, Member, Part, section
-from fedfr_jax.ranges import NonNegative
+from fedfr_jax.ranges import NonNegative, Positive
 from fedfr_jax.schema import check_fields
 
 NEED_TIME = ("availability", "over_selection", "deadline", "asynchronous")
@@ -119,13 +120,27 @@ def availability_of_file(num_clients: int, *, path: str) -> Availability:
     return read_availability(path, num_clients)
 
 
+def profiles_of_fedscale(
+    num_clients: int, *, path: str, forward_gflops: Positive
+) -> Profiles:
+    """`fedscale.read_profiles` with the arguments of `log_normal_profiles`."""
+    return fedscale.read_profiles(path, num_clients, forward_gflops=forward_gflops)
+
+
+def availability_of_fedscale(num_clients: int, *, path: str) -> Availability:
+    """`fedscale.read_availability` with the arguments of `diurnal_availability`."""
+    return fedscale.read_availability(path, num_clients)
+
+
 PROFILES: dict[str, Callable] = {
     "log_normal": log_normal_profiles,
     "csv": profiles_of_file,
+    "fedscale": profiles_of_fedscale,
 }
 AVAILABILITY: dict[str, Callable] = {
     "diurnal": diurnal_availability,
     "csv": availability_of_file,
+    "fedscale": availability_of_fedscale,
 }
 SAMPLING: dict[str, Callable] = {"power_of_choice": PowerOfChoice, "oort": Oort}
 ASYNCHRONOUS: dict[str, Callable] = {"fedbuff": fedbuff, "fedasync": fedasync}
