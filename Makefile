@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo docs test test-ci test-slow test-flower test-torch accelerators faults mutants lint check bench clean
+.PHONY: help demo docs test test-ci test-slow test-flower test-torch wheels accelerators faults mutants lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slow  the slow ones, minutes each and hours together; nightly"
 	@echo "make test-flower  with Flower's processes, in an environment of their own; minutes"
 	@echo "make test-torch  PyTorch modules and bases, in an environment of their own; minutes"
+	@echo "make wheels     wheel and sdist in nine empty environments; needs Python 3.11 to 3.13; ten minutes"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    mutmut over the files that differ from main, or ARGS=FILES; ten minutes for a small one"
@@ -64,6 +65,11 @@ test-torch:
 	test -d $(VENV)-torch || $(PYTHON) -m venv $(VENV)-torch
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".[torch]" torchvision timm transformers peft
 	$(VENV)-torch/bin/python -m pytest tests/models/test_torch_module.py tests/models/test_bases.py tests/models/test_peft_folder.py $(ARGS)
+
+# uv resolves the lowest dependencies too, which pip does not.
+wheels: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check uv
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m tests.wheels $(ARGS)
 
 accelerators: $(READY)
 	$(RUN) experiments/benchmarks/accelerators.py $(ARGS)

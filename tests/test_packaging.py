@@ -77,6 +77,13 @@ def test_pins_are_exact_and_within_what_the_package_asks_for(python):
         assert all(specifier.contains(pin.version) for pin in pinned[name]), name
 
 
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_every_dependency_names_its_lowest_version(python):
+    """`make wheels` installs these."""
+    for name, specifier in requirements(PROJECT["dependencies"], python).items():
+        assert [s.operator for s in specifier] == [">="], name
+
+
 def test_dependencies_are_what_the_library_imports():
     core = set(requirements(PROJECT["dependencies"]))
     extras = PROJECT["optional-dependencies"].items()
@@ -139,7 +146,13 @@ def test_what_is_uploaded_is_whole_small_and_well_described(tmp_path):
     subprocess.run(check, check=True)
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    for name in ("CITATION.cff", "SECURITY.md", "LICENSE", "configs/base.py"):
+    for name in (
+        "AGENTS.md",
+        "CITATION.cff",
+        "SECURITY.md",
+        "LICENSE",
+        "configs/base.py",
+    ):
         assert name in names
     assert "fedfr_jax/viewer/templates/report.html" in names
     assert not [name for name in names if name.startswith(("tests", "experiments"))]
