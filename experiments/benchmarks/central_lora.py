@@ -1,9 +1,10 @@
 """LoRA in one place: the images of vit_lora in the batches of its clients, one network.
 
 What a round of the cohort is compared with: as many steps on as many images. The
-fastest of three forms: batches on one device, whose products take all cores, in one loop
-or each called by itself; or cut over a device for each core, in one loop. (Programs with
-collectives that are called one after the other wait for each other on CPU devices.)
+fastest of three forms: batches on one device, whose products take all cores, in one
+loop or each called by itself; or cut over a device for each core, in one loop, as
+programs with collectives that are called one after the other may wait for each other
+on CPU devices for ever.
 """
 
 import jax
