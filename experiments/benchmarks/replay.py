@@ -4,6 +4,7 @@
 
 The same rounds without client 0, 1, ...: once as members of one program, once as single
 runs, each without a client, that share a compiled program. Both have compiled before.
+A last group of members that is not full is filled up.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import numpy as np
 import optax
 
 import fedfr_jax as ff
-from fedfr_jax.counterfactual import Replay
+from fedfr_jax.federated.replay import Replayer
 from fedfr_jax.federated.simulation import open_store
 
 SHAPE = (28, 28, 1)
@@ -60,27 +61,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--members", type=int, default=16)
+    parser.add_argument("--group_size", type=int, default=16)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     run = build(options.model, options.clients, options.examples)
-    players = {i: np.array([i]) for i in range(options.members)}
-    replay = Replay(run, options.rounds, players, options.members)
-    sets = [[i] for i in players]
-    seconds = {"members": [], "single": []}
+    excluded = [np.array([client]) for client in range(options.members)]
+    replayer = Replayer(run.sim, run.server, options.rounds, options.group_size)
+    seconds = {"seconds_of_members": [], "seconds_one_by_one": []}
     for _ in range(options.repeats + 1):
         begin = time.perf_counter()
-        for member in replay._members(sets):
-            jax.block_until_ready(member.server)
+        jax.block_until_ready([x.server for x in replayer.train(excluded)])
         middle = time.perf_counter()
         one_by_one(run, options.rounds, options.members)
-        seconds["members"].append(middle - begin)
-        seconds["single"].append(time.perf_counter() - middle)
+        seconds["seconds_of_members"].append(middle - begin)
+        seconds["seconds_one_by_one"].append(time.perf_counter() - middle)
     best = {name: min(values[1:]) for name, values in seconds.items()}
-    ratio = best["members"] / best["single"]
-    print(json.dumps({**vars(options), **best, "ratio": ratio}))
+    members, single = best.values()
+    print(json.dumps({**vars(options), **best, "ratio": members / single}))
 
 
 if __name__ == "__main__":
