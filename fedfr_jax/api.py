@@ -184,7 +184,7 @@ def check_input(batching: Batching, table: Dataset | Stream) -> None:
         raise ValueError(
             "x must be floats, or uint8 with a batching that normalizes, got plain "
             "uint8. Give x.astype(np.float32) / 127.5 - 1, or "
-            "batching=ff.Batching(batch_size, ff.build_augment([], flip=0.5))."
+            "batching=ff.Batching(batch_size, ff.build_augment([]))."
         )
 
 

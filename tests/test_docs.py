@@ -1,8 +1,10 @@
 """Pages of the documentation: code and commands run, names and pictures are current.
 
-A block below a comment `<!-- shown only: reason -->` is compiled or parsed, not run.
+A block below a comment `<!-- shown only: reason -->` is compiled or parsed, not run;
+one below `<!-- raises ValueError: words -->` must fail so.
 """
 
+import builtins
 import importlib.util
 import inspect
 import json
@@ -28,6 +30,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(
     r"(?P<shown><!-- shown only: [^>]+ -->\n)?"
+    r"(?:<!-- raises (?P<error>\w+): (?P<words>[^>]+) -->\n)?"
     r"(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)\n(?P=indent)```",
     re.S,
 )
@@ -51,6 +54,8 @@ class Block(NamedTuple):
     language: str
     text: str
     runs: bool
+    error: str  # its type, "" for none
+    words: str  # in it
 
 
 def blocks(path):
@@ -58,7 +63,8 @@ def blocks(path):
     for found in BLOCK.finditer(path.read_text()):
         indent = len(found["indent"])
         text = "\n".join(line[indent:] for line in found["text"].split("\n"))
-        yield Block(found["language"], text, not found["shown"])
+        error, words = found["error"] or "", found["words"] or ""
+        yield Block(found["language"], text, not found["shown"], error, words)
 
 
 def commands(text):
@@ -73,7 +79,8 @@ def kinds(path):
 
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in DOCS.rglob("*.md")}
-CODE = [k for k, x in PAGES.items() if ("python", True) in kinds(x)]
+WITH_CODE = PAGES | {"AGENTS.md": ROOT / "AGENTS.md"}
+CODE = [k for k, x in WITH_CODE.items() if ("python", True) in kinds(x)]
 SHELL = {k: x for k, x in PAGES.items() if {("sh", True), ("sh", False)} & kinds(x)}
 README = (ROOT / "README.md").read_text().replace("\n.venv/bin/fedfr ", "\nfedfr ")
 COMMANDS_OF_PAGES = [("README", words) for words in commands(README)]
@@ -104,10 +111,14 @@ def as_a_user_has_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", marked(CODE))
 def test_the_code_of_a_page_runs_from_top_to_bottom(name, as_a_user_has_it):
     names = {}
-    for block in blocks(PAGES[name]):
+    for block in blocks(WITH_CODE[name]):
         if block.language == "python":
             code = compile(block.text, name, "exec")
-            if block.runs:
+            if block.error:
+                with pytest.raises(vars(builtins)[block.error]) as failed:
+                    exec(code, names)
+                assert block.words in str(failed.value)
+            elif block.runs:
                 exec(code, names)
 
 
@@ -143,7 +154,7 @@ def test_the_commands_of_a_page_run(name, tmp_path):
     run = lambda argv: subprocess.run(argv, cwd=tmp_path, env=env, check=True)
     code = []
     for block in blocks(PAGES[name]):
-        if block.language == "python" and block.runs:
+        if block.language == "python" and block.runs and not block.error:
             code.append(block.text)
         if block.language != "sh" or not block.runs:
             continue
