@@ -9,6 +9,7 @@ Formulas between dollars become MathML, which browsers draw without a script.
 Links to files of the repository outside of docs/ become their paths.
 """
 
+import base64
 import contextlib
 import inspect
 import io
@@ -180,6 +181,9 @@ FORMULAS = [f"explanation/{name}.md" for name in ("fedfr", "fedper")]
 FORMULAS += [f"explanation/{name}.md" for name in ("fedmargin", "fedreid", "bigface")]
 
 
+SVG = "image/svg+xml"
+
+
 def notebooks() -> str:
     """Every notebook with its first words, its last picture and a link."""
     parts = []
@@ -188,10 +192,9 @@ def notebooks() -> str:
         texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
         title, _, about = texts[0].partition("\n\n")
         outputs = [out for c in cells for out in c.get("outputs", ())]
-        pictures = [
-            o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})
-        ]
-        source = f"data:image/png;base64,{''.join(pictures[-1].split())}"
+        data = [out.get("data", {}) for out in outputs]
+        pictures = ["".join(x[SVG]) for x in data if SVG in x]
+        source = f"data:{SVG};base64,{base64.b64encode(pictures[-1].encode()).decode()}"
         parts.append(f"#{title}\n\n{about}\n\n![{title}]({source})")
         parts.append(f"[Open {path.name}]({path.name})")
     return "\n\n".join(parts)

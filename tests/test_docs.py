@@ -240,6 +240,11 @@ def test_a_notebook_has_the_cells_of_its_script_and_pictures(path):
     assert not any(out["output_type"] == "error" for out in outputs)
 
 
+def test_the_page_of_notebooks_shows_a_picture_of_each():
+    page = load(DOCS / "hooks.py").notebooks()
+    assert page.count("](data:image/svg+xml;base64,PHN2Z") == len(NOTEBOOKS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, monkeypatch):
