@@ -143,13 +143,13 @@ def _conv(
     )
 
 
-def _pooled(*arrays: jax.Array, **options: Any) -> jax.Array:
+def _pooled(*arguments: Any, **options: Any) -> jax.Array:
     """Convolution and 2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
 
     The layer's bias is added behind it: the largest number has the largest sum, and the
     bias and its gradient take a quarter of the additions.
     """
-    x = lax.conv_general_dilated(*arrays, **options)
+    x = lax.conv_general_dilated(*arguments, **options)
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
