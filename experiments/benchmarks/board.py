@@ -102,7 +102,7 @@ def chosen(name: str, options: Options) -> dict[str, Program]:
 def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
     """(JSON, {pair: why it failed}) after all programs, with data in the folder."""
     job, flags, data = JOBS[name], [], {}
-    if job.data:
+    if job.workload and job.data:
         work = workloads.WORKLOADS[job.workload]
         file = folder / "data.npz"
         data, flags = board_data.write(file, work, *job.data), [f"--data={file}"]

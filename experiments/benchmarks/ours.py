@@ -79,9 +79,9 @@ def counted(work):
     return maker(work)(work, model)[0]
 
 
-def digest_of(server) -> str:
-    """Of all leaves of the server, see `workloads.digest`."""
-    return workloads.digest(map(np.asarray, jax.tree.leaves(server.variables)))
+def digest_of(variables) -> str:
+    """Of all leaves of a network, see `workloads.digest`."""
+    return workloads.digest(map(np.asarray, jax.tree.leaves(variables)))
 
 
 def maker(work):
@@ -233,7 +233,8 @@ def main():
         images = np.array_split(data.test_images, -(-len(data.test_images) // 1000))
         if data.images.dtype == np.uint8:
             images = [workloads.to_unit(part) for part in images]
-        test = lambda: [apply(server.variables, part) for part in images]
+        model = lambda: sim.algorithm.global_model(server)
+        test = lambda: [apply(model(), part) for part in images]
         evaluated = lambda: (np.concatenate(test()) == data.test_labels).mean()
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
@@ -243,7 +244,7 @@ def main():
         clock.evaluate(work, lambda: evaluated())
     facts = {"loss": outcome.metrics["loss"].mean()}
     if logits:
-        facts = {"accuracy": evaluated(), "digest": digest_of(server)}
+        facts = {"accuracy": evaluated(), "digest": digest_of(model())}
     if not args.data:
         facts |= compute(work, sim, server, clock, outcome.schedule, test)
     workloads.report(f"jax {jax.__version__}", clock, **facts)

@@ -20,9 +20,10 @@ def usable_word(name: str, word: str) -> tuple[str, str]:
     missing = [path for _, path in paths_in(config.to_dict()) if not at_hand(path)]
     if not missing:
         return word, "its own data and traces"
-    names = ", ".join(sorted({pathlib.Path(path).name for path in missing}))
+    files = {pathlib.Path(path).name.partition(":")[0] for path in missing}
+    names = ", ".join(sorted(files))
     return f"{word}_standin", (
-        f"a stand-in, as {names} is not at hand: MNIST over 200 clients, a small CNN, "
+        f"a stand-in, without {names}: MNIST over 200 clients, a small CNN, "
         "drawn devices and hours; seconds and accuracy say nothing of FEMNIST"
     )
 

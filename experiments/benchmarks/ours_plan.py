@@ -6,7 +6,7 @@ import workloads
 
 from fedfr_jax.cli.plan import print_plan, use_virtual
 from fedfr_jax.config.files import find, load
-from fedfr_jax.version import __version__
+from fedfr_jax.version import library_version
 
 NAME = "bench/partial_fc"
 COLUMNS = {"model parallel": 1.0, "Partial FC 0.1": 0.1}  # share of other people
@@ -41,7 +41,7 @@ def main():
     clock = workloads.Clock()
     with clock:
         rows = [row_of(people, column, args) for people in words for column in COLUMNS]
-    workloads.report(f"fedfr_jax {__version__}", clock, rows=rows)
+    workloads.report(f"fedfr_jax {library_version()}", clock, rows=rows)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,20 @@ def tables(rows: list[dict]) -> list[str]:
 
 def table(rows: list[dict], columns: Sequence[tuple] = COLUMNS) -> str:
     """Columns that any row fills; a failure stands in the version's place."""
+    rows = [with_failure(row) for row in rows]
     used = [c for c in columns if any(c[1] in row for row in rows)]
     lines = [" | ".join(c[0] for c in used), " | ".join("---" for _ in used)]
     for row in rows:
-        if "failure" in row:
-            row = {**row, "version": row["failure"].replace("|", "/")}
         cells = [form.format(row[key]) if key in row else "" for _, key, form in used]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def with_failure(row: dict) -> dict:
+    """The row with its failure, if it has one, as its version."""
+    if "failure" not in row:
+        return row
+    return {**row, "version": row["failure"].replace("|", "/")}
 
 
 def unequal(rows: list[dict]) -> list[str]:

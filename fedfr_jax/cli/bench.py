@@ -1,6 +1,5 @@
 """Bench: published jobs beside the programs of peers."""
 
-import importlib
 import pathlib
 import sys
 
@@ -46,7 +45,8 @@ def bench(
             f"has the jobs, got none at {FOLDER}. Clone it and run fedfr there."
         )
     sys.path.insert(0, str(FOLDER))
-    board = importlib.import_module("board")
+    import board  # type: ignore  # of that folder
+
     if job is None:
         print(board.jobs_text())
         return

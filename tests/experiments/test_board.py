@@ -26,6 +26,17 @@ def board():
     return load("benchmarks/board")
 
 
+@pytest.fixture
+def command(monkeypatch):
+    """The command, whose modules of experiments are gone afterwards."""
+    before = {*sys.modules}
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield lambda *words: main(["bench", *words])
+    for name in {*sys.modules} - before:
+        if str(EXPERIMENTS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
 def check(value):
     jsonschema.validate(value, SCHEMA, jsonschema.Draft202012Validator)
 
@@ -126,16 +137,18 @@ def test_a_file_that_breaks_the_schema_is_refused(board, change):
         (["pfl-cifar10", "--rounds=0"], "--rounds must be at least 1, got 0"),
     ],
 )
-def test_a_mistake_is_one_line(words, message, capsys):
-    assert main(["bench", *words]) == 2
+def test_a_mistake_is_one_line(words, message, command, capsys):
+    assert command(*words) == 2
     line, hint = capsys.readouterr().err.splitlines()
     assert "FEDFR_DEBUG" in hint
     assert re.search(message, line)
 
 
-def test_where_there_is_no_clone_one_line_says_so(tmp_path, monkeypatch, capsys):
+def test_where_there_is_no_clone_one_line_says_so(
+    tmp_path, monkeypatch, command, capsys
+):
     monkeypatch.setattr("fedfr_jax.cli.bench.FOLDER", tmp_path)
-    assert main(["bench"]) == 2
+    assert command() == 2
     assert "needs a clone of the repository" in capsys.readouterr().err
 
 
