@@ -177,16 +177,11 @@ def rows_of(
     if not results:
         return []
     last = results[-1]
-    whole = [
-        x["first_seconds"] + sum(x["seconds"]) + x.get("evaluation_seconds", 0.0)
-        for x in results
-    ]
     row = {
         "system": key,
         "version": last["version"],
         "rounds": rounds,
         "repeats": len(results),
-        "total_seconds": statistics.median(whole),
         "peak_mib": max(x["peak_mib"] for x in results),
         **{k: x for k, x in last.items() if k not in KNOWN},
         **facts(),
@@ -201,10 +196,18 @@ def rows_of(
     if job.workload and program.script != "ours_bits.py":
         work = workloads.WORKLOADS[job.workload]
         work = work._replace(cohort=options.cohort or work.cohort)
-        row["cohort"] = work.cohort
+        row |= {"cohort": work.cohort, "total_seconds": total_seconds(results)}
         if last["seconds"]:
             row = {**run.figures(work, results), **row}
     return [row]
+
+
+def total_seconds(results: list[dict]) -> float:
+    """Seconds of all rounds and evaluations of a process, the median of several."""
+    return statistics.median(
+        x["first_seconds"] + sum(x["seconds"]) + x.get("evaluation_seconds", 0.0)
+        for x in results
+    )
 
 
 def page() -> list[str]:

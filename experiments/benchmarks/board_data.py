@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 import workloads
 
-from fedfr_jax.configs import base  # type: ignore
+from fedfr_jax.configs import base
 from fedfr_jax.data.sources import open_source
 
 SETS = {  # of the board: folder under FEDFR_DATA that is whole, a part, images in all

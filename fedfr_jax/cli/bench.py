@@ -1,6 +1,7 @@
 """Bench: published jobs beside the programs of peers."""
 
 import pathlib
+import runpy
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "benchmarks"
@@ -44,15 +45,14 @@ def bench(
             "fedfr bench needs a clone of the repository, whose experiments/benchmarks "
             f"has the jobs, got none at {FOLDER}. Clone it and run fedfr there."
         )
-    sys.path.insert(0, str(FOLDER))
-    import board  # type: ignore  # of that folder
-
+    sys.path.insert(0, str(FOLDER))  # of the modules that it imports
+    board = runpy.run_path(str(FOLDER / "board.py"))
     if job is None:
-        print(board.jobs_text())
+        print(board["jobs_text"]())
         return
     for name, number in {"rounds": rounds, "peer_rounds": peer_rounds}.items():
         if number == 0:
             raise ValueError(f"--{name} must be at least 1, got 0.")
     settings = peers, rounds, peer_rounds, cohort, repeats, timeout
     place = pathlib.Path(output) if output else None
-    board.play(job, board.Options(*settings), place)
+    board["play"](job, board["Options"](*settings), place)
