@@ -29,9 +29,7 @@ Parameters: classifier/kernel [D, M], bias [M].
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from flax import linen as nn
-from jax import lax
 
 from fedfr_jax.models.linen import (
     Network,
@@ -69,16 +67,15 @@ def cnn(
 
     def forward(network, x, train):  # [B, H, W, C] -> [B, D] or [B, M]
         param_dtype, (pooled, hidden) = x.dtype, dropout
-        for name, width in zip(convolutions, widths, strict=True):
-            is_pooled = name == convolutions[-1]
-            layer = _conv(width, 3, "VALID", dtype, name=name, is_pooled=is_pooled)
-            x = nn.relu(layer(x))
-        x = nn.Dropout(pooled, deterministic=not train)(x.astype(param_dtype))
+        for i, width in enumerate(widths, 1):
+            x = nn.relu(_conv(width, 3, "VALID", dtype, name=f"conv{i}")(x))
+        x = nn.max_pool(x, (2, 2), (2, 2)).astype(param_dtype)
+        x = nn.Dropout(pooled, deterministic=not train)(x)
         drop = nn.Dropout(hidden, deterministic=not train)
         return _hidden(network, x, embedding_dim, num_classes, drop=drop)
 
-    convolutions = [f"conv{i}" for i in range(1, len(widths) + 1)]
     network = Network(forward)
+    convolutions = [f"conv{i}" for i in range(1, len(widths) + 1)]
     return _model(network, input_shape, convolutions, embedding_dim, num_classes)
 
 
@@ -128,29 +125,16 @@ def _model(network, input_shape, convolutions, hidden_dim, num_classes):
     return from_linen(network, input_shape, dim, blocks=blocks)
 
 
-def _conv(
-    width: int, size: int, padding: str, dtype: Any, *, name: str, is_pooled: bool
-) -> nn.Conv:
-    """Convolution with Xavier's initialization, maybe with 2x2 max pooling."""
+def _conv(width: int, size: int, padding: str, dtype: Any, *, name: str) -> nn.Conv:
+    """Convolution with Xavier's initialization."""
     return nn.Conv(
         width,
         (size, size),
         padding=padding,
         dtype=dtype,
         kernel_init=xavier_uniform(),
-        conv_general_dilated=_pooled if is_pooled else None,
         name=name,
     )
-
-
-def _pooled(*arguments: Any, **options: Any) -> jax.Array:
-    """Convolution and 2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
-
-    The layer's bias is added behind it: the largest number has the largest sum, and the
-    bias and its gradient take a quarter of the additions.
-    """
-    x = lax.conv_general_dilated(*arguments, **options)
-    return nn.max_pool(x, (2, 2), (2, 2))
 
 
 @checked
@@ -197,12 +181,10 @@ def _leaf(input_shape, num_classes, widths, dtype, size, hidden_dim=0):
     def forward(network, x, train):  # [B, H, W, C] -> [B, M]
         param_dtype = x.dtype
         for i, width in enumerate(widths, 1):
-            name, is_pooled = f"conv{i}", not has_norm
-            x = _conv(width, size, "SAME", dtype, name=name, is_pooled=is_pooled)(x)
+            x = _conv(width, size, "SAME", dtype, name=f"conv{i}")(x)
             if has_norm:
                 x = BatchNorm(name=f"bn{i}")(x, train)
-                x = nn.max_pool(x, (2, 2), (2, 2))
-            x = nn.relu(x)
+            x = nn.relu(nn.max_pool(x, (2, 2), (2, 2)))
         x = x.reshape(x.shape[0], -1)
         if hidden_dim:
             x = nn.relu(_linear(hidden_dim, "fc", dtype)(x))

@@ -57,7 +57,7 @@ def test_every_command_completes_its_flags(flags):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("fedfr rep", "report"),
+        ("fedfr repo", "report"),
         ("fedfr train --from", "--from="),
         ("fedfr train --config = fedfr/d", "fedfr/demo"),
     ],

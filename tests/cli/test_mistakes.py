@@ -37,7 +37,7 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
 
 
 COMMANDS = """\
-nosuch -> command must be one of ['completion', 'configs', 'convert'
+nosuch -> command must be one of ['bench', 'completion', 'configs'
 train --config=configs/none.py -> --config must be one of
 train --config=CONFIG -> needs --workdir=DIR
 train --config=CONFIG --nosuch=1 -> flags must be among
