@@ -88,8 +88,8 @@ class Replay:
     ) -> dict[Hashable, Contribution]:
         """Estimate each player's Shapley value; other clients are always there.
 
-        Exact, if the players have no more permutations than `permutations`: the values
-        add up to value(all) - value(without any player).
+        Exact, if the players have no more permutations than `permutations` and none is
+        ended early: the values add up to value(all) - value(without any player).
 
         Args:
           permutations: sampled by `seed`; intervals are of their standard error.
@@ -110,7 +110,7 @@ class Replay:
             return [known[x] for x in sets]
 
         margins = marginal_values(values_of, orders, known[everyone], tolerance)
-        is_exact = len(orders) == math.factorial(len(names))
+        is_exact = len(orders) == math.factorial(len(names)) and not tolerance
         return dict(zip(names, summarize(margins, is_exact), strict=True))
 
     @checked

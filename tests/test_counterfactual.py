@@ -52,6 +52,11 @@ ALGORITHMS = {
     "ditto": lambda: ff.ditto(LOCAL, lam=0.1),
     "median": lambda: ff.with_aggregation(ff.fedavg(LOCAL), ff.AGGREGATORS["median"]()),
     "personal": lambda: ff.with_personal_layers(ff.fedavg(LOCAL), "params/b"),
+    "feddane": lambda: ff.feddane(LOCAL, mu=0.1),
+    "clipped": lambda: ff.with_aggregation(
+        ff.fedavg(LOCAL), ff.AGGREGATORS["clip_by_global_norm"](max_norm=1e-3)
+    ),
+    "halved": lambda: ff.fedavg(LOCAL, server_optimizer=optax.sgd(0.5)),
 }
 
 
@@ -83,7 +88,7 @@ def assert_close(run: RunState, other: RunState) -> None:
     jax.tree.map(near, run.store.gather(ids)[0], other.store.gather(ids)[0])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "median", "personal"])
 def test_without_a_client_is_a_run_on_data_without_it(algorithm):
     x, y, owner = examples()
     rest = owner != LAST
@@ -237,6 +242,12 @@ def test_unlearning_subtracts_the_weighted_updates_of_all_rounds():
     assert tuned.round_number == ROUNDS + 2
 
 
+@pytest.mark.parametrize("algorithm", ["clipped", "halved"])
+def test_a_server_that_does_not_add_the_plain_mean_is_not_subtracted_from(algorithm):
+    with pytest.raises(ValueError, match="needs a server that adds the mean"):
+        replayed(algorithm, (LAST,), 2).unlearn(LAST, 0)
+
+
 def test_what_cannot_be_replayed_is_refused_in_one_line():
     run = start()
     after, _ = ff.run_rounds(run, 1)
@@ -257,6 +268,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line():
         (run, [], "without must be a list of clients and groups"),
         (start(systems=slow), [1], "got clients that take time"),
         (streamed, [1], "got streamed examples"),
+        (start("feddane"), [1], "got a mean over the whole cohort before training"),
     ]:
         with pytest.raises(ValueError, match=rule) as error:
             ff.replay(given, 1, without, groups=groups)

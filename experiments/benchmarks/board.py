@@ -191,8 +191,9 @@ def rows_of(
         row["same bits"] = "yes, again" if is_same else "no, again"
     if program.changed:
         row["changed"] = program.changed
-    if "rows" in last:  # each a row of its own
-        return [{**row, **x, "program": key} for x in last["rows"]]
+    if "rows" in last:  # each a row of its own, planned and not run
+        own = {k: x for k, x in row.items() if k not in ("rounds", "peak_mib")}
+        return [{**own, **x, "program": key} for x in last["rows"]]
     if job.workload and program.script != "ours_bits.py":
         work = workloads.WORKLOADS[job.workload]
         work = work._replace(cohort=options.cohort or work.cohort)

@@ -16,9 +16,10 @@ from rich.text import Text
 from fedfr_jax import manifest
 from fedfr_jax.api import RunState
 from fedfr_jax.config.build import build
-from fedfr_jax.counterfactual import Replay, Unlearned
+from fedfr_jax.counterfactual import Replay, Unlearned, check_disjoint
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.simulation import open_store, start_simulation
+from fedfr_jax.federated.unlearning import check_unlearning
 from fedfr_jax.loading import check_data_path
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.models.saved_model import RECORD
@@ -153,6 +154,21 @@ class Options(NamedTuple):
     permutations: int = 0  # of Shapley values; 0 for none
     tolerance: float = 0.0
     unlearning_rounds: int | None = None  # None for no unlearning
+
+
+def check_options(
+    trained: Trained, players: Mapping[Hashable, np.ndarray], options: Options
+) -> None:
+    """Raise ValueError for what cannot be measured, before anything is trained."""
+    if options.metric:
+        evaluators = trained.experiment.task.evaluators
+        check_choice("--metric", options.metric.partition("/")[0], evaluators)
+    if options.permutations == 1 and len(players) > 1:
+        raise ValueError("--shapley must be at least 2, got 1: one has no interval.")
+    if options.permutations:
+        check_disjoint(players)
+    if options.unlearning_rounds is not None:
+        check_unlearning(trained.run.sim, trained.run.variables)
 
 
 def choose_metric(metric: str, found: Mapping[str, float]) -> str:

@@ -33,8 +33,8 @@ def replay(
 
     Args:
       run: RUN run directory, whose data are where its config says
-      without: PLAYER client:NUMBER, client:NAME, client:* for every client, or
-        group:NAME; may be repeated
+      without: PLAYER client:NUMBER, client:NAME (a name comes first where it is a
+        number), client:* for every client, or group:NAME; may be repeated
       group: NAME=IDS clients of a group, such as north=0-9,12, or a JSON file {name:
         [clients]}; may be repeated
       method: METHOD method of the run (default the last)
@@ -46,7 +46,12 @@ def replay(
         with the exact run without them
       members: N runs that train together
     """
-    from fedfr_jax.cli.contributions import Options, open_trained, write_replay
+    from fedfr_jax.cli.contributions import (
+        Options,
+        check_options,
+        open_trained,
+        write_replay,
+    )
     from fedfr_jax.counterfactual import Replay, find_players
     from fedfr_jax.files import is_url
     from fedfr_jax.runs.locks import lock_to_read
@@ -66,8 +71,9 @@ def replay(
             x for text in without for x in parse_player(text, groups, names, count)
         ]
         players = find_players(wanted, groups, range(count))
-        members_of = Replay(trained.run, trained.num_rounds, players, members)
         options = Options(metric, shapley, tolerance, unlearn)
+        check_options(trained, players, options)
+        members_of = Replay(trained.run, trained.num_rounds, players, members)
         write_replay(trained, members_of.train(), options)
 
 

@@ -94,16 +94,24 @@ def without_footprint(sim: Simulation) -> Simulation:
     return sim._replace(settings=sim.settings._replace(systems=systems))
 
 
+def prepares_together(sim: Simulation) -> bool:
+    """Whether a round begins with what all clients of its cohort compute."""
+    algorithm = sim.inner_algorithm
+    return algorithm.prepare is not None and not algorithm.prepare_is_local
+
+
 def check_replay(sim: Simulation) -> None:
     """Raise ValueError for a run whose members cannot be trained in one program."""
     reasons = {
         "clients that take time or are chosen by loss": sim.settings.systems.has_state,
         "streamed examples": sim.data.is_streamed,
+        "a mean over the whole cohort before training": prepares_together(sim),
         f"{jax.process_count()} processes": jax.process_count() > 1,
     }
     for reason, is_there in reasons.items():
         if is_there:
             raise ValueError(
                 "a replay needs examples in device memory, one process, and clients "
-                f"sampled by the seed alone, got {reason}. Remove them."
+                "sampled by the seed alone that prepare alone, got "
+                f"{reason}. Take another method or settings."
             )

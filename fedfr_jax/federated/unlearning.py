@@ -31,6 +31,7 @@ class Recorded(NamedTuple):
 
     inner: PyTree
     moved: PyTree  # like a client's update, sum of w_k / W times the update
+    total: PyTree  # the same of all clients
 
 
 def recording(algorithm: Algorithm, clients: np.ndarray) -> Algorithm:
@@ -38,21 +39,23 @@ def recording(algorithm: Algorithm, clients: np.ndarray) -> Algorithm:
 
     def init(variables):
         server = algorithm.init(variables)
-        return Recorded(server, zero_update(algorithm, server))
+        nothing = zero_update(algorithm, server)
+        return Recorded(server, nothing, nothing)
 
     def client_update(key, server, personal, client):
         output = algorithm.client_update(key, server.inner, personal, client)
-        sent = weighted(output.update, output.weight)
+        every = weighted(output.update, output.weight)
         is_recorded = jnp.asarray(clients)[client.id]
-        sent = trees.where(is_recorded, sent, jax.tree.map(jnp.zeros_like, sent))
-        return output._replace(sums=(output.sums, sent, output.weight))
+        sent = trees.where(is_recorded, every, jax.tree.map(jnp.zeros_like, every))
+        return output._replace(sums=(output.sums, sent, every, output.weight))
 
     def server_update(server, result):
-        sums, sent, weight = result.sums
+        sums, sent, every, weight = result.sums
+        weight = jnp.where(weight > 0, weight, 1)  # of a round without clients
         new = algorithm.server_update(server.inner, result._replace(sums=sums))
-        share = trees.divide(sent, weight)
-        moved = jax.tree.map(lambda x, y: x + y.astype(x.dtype), server.moved, share)
-        return Recorded(new, moved)
+        moved = trees.add(server.moved, trees.divide(sent, weight))
+        total = trees.add(server.total, trees.divide(every, weight))
+        return Recorded(new, moved, total)
 
     return on_inner(algorithm)._replace(
         init=init, client_update=client_update, server_update=server_update
@@ -87,7 +90,28 @@ def subtracted(
     train_calls(recorder.runs, server, [open_store(recorder, server)], calls, keep)
     (end,) = ends
     whole = algorithm.global_model(end.inner)
+    check_plain(algorithm, start_simulation(sim, variables), whole, end.total)
     return start_simulation(sim, jax.tree.map(jnp.subtract, whole, end.moved))
+
+
+def check_plain(
+    algorithm: Algorithm, start: PyTree, end: PyTree, total: PyTree
+) -> None:
+    """Raise ValueError for a server that moved by more or less than clients' means.
+
+    Args:
+      start: server before the first round.
+      end: global model after the last.
+      total: sum of the rounds' means of updates.
+    """
+    expected = trees.add(algorithm.global_model(start), total)
+    gap = trees.norm(jax.tree.map(jnp.subtract, end, expected))
+    if not gap <= 1e-3 * trees.norm(total) + 1e-6 * trees.norm(end):
+        raise ValueError(
+            "unlearning by subtraction needs a server that adds the mean of updates as "
+            f"it is, got {algorithm}, which ends elsewhere: links change updates, or a "
+            "server optimizer or rate changes the step. Use the exact replay alone."
+        )
 
 
 def check_unlearning(sim: Simulation, variables: PyTree) -> None:

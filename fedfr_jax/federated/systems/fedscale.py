@@ -85,8 +85,14 @@ def _numbers(path, name: str, entry: Mapping, key: str) -> np.ndarray:
             return numbers
     raise ValueError(
         f"{path} must have finite numbers under {key!r} of client {name}, got "
-        f"{type(value).__name__ if isinstance(value, list) else repr(value)[:60]}."
+        f"{_short(value)}."
     )
+
+
+def _short(value) -> str:
+    """A number or text of a file, or the type of what else is there."""
+    is_plain = isinstance(value, int | float | str) or value is None
+    return repr(value)[:60] if is_plain else type(value).__name__
 
 
 @checked

@@ -7,7 +7,9 @@ A client spends
 joules in a round: operations of convolutions and matrix products, and bytes down and
 up, see `disclosure.count_work`. CO2 is energy times what the grid emits at the hour at
 which the round ends; without simulated time it is the mean over the day. Energy and
-bytes are paid for. The server, evaluations and idle devices are not counted.
+bytes are paid for. Not counted are the server, evaluations, idle devices, and clients
+that a round does not wait for: late ones, those beyond the first K of over-selection,
+and in asynchronous runs those whose update is lost or too old.
 """
 
 import os

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+import numpy as np
+
 from fedfr_jax.federated.systems import fedscale
 from fedfr_jax.federated.systems.asynchronous import (
     Asynchronous,
@@ -105,6 +107,11 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
                 f"systems.{name} must have {num_clients} clients, got "
                 f"{devices.num_clients}."
             )
+    counted = np.size(systems.footprint.joules_per_gflop) if systems.footprint else 1
+    if counted not in (1, num_clients):
+        raise ValueError(
+            f"systems.footprint must have {num_clients} clients, got {counted}."
+        )
     check_sampling(systems.sampling, systems.num_asked(cohort_size))
     if systems.asynchronous is not None:
         check_asynchronous(systems.asynchronous, num_clients)

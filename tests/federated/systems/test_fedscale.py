@@ -126,3 +126,13 @@ def test_windows_that_are_none_are_refused(tmp_path, entry, message):
 def test_an_empty_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must hold {client: dict}, got dict"):
         fedscale.read_profiles(written(tmp_path, {}), 2, forward_gflops=1.0)
+
+
+def test_a_small_file_of_a_huge_value_is_refused_at_once(tmp_path):
+    value = "x"
+    for _ in range(60):
+        value = [value, value]  # 2 ** 60 texts, of a few bytes
+    entry = {"computation": {"a": value}, "communication": 1.0}
+    path = written(tmp_path, {"1": entry})
+    with pytest.raises(ValueError, match="must have finite numbers.*got dict"):
+        fedscale.read_profiles(path, 1, forward_gflops=1.0)

@@ -11,6 +11,7 @@ from fedfr_jax.config.build import build
 from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.systems.devices import Work
 from fedfr_jax.federated.systems.footprint import costs_of, footprint
+from fedfr_jax.federated.systems.settings import check_systems
 from fedfr_jax.plan.dummy_inputs import blind_experiment
 from fedfr_jax.plan.needs import federated_needs
 from fedfr_jax.runs.experiment import run_experiment
@@ -60,6 +61,14 @@ def test_a_bad_file_is_refused(tmp_path, key, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=f"given.csv must .*{message}|{message}"):
         footprint(2, **{key: str(path)})
+
+
+def test_devices_of_another_number_of_clients_are_refused(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text(DEVICES + "0,1,1,1\n1,1,1,1\n")
+    systems = ff.Systems(footprint=footprint(2, devices=str(path)))
+    with pytest.raises(ValueError, match="footprint must have 3 clients, got 2"):
+        check_systems(systems, num_clients=3, cohort_size=3)
 
 
 def test_absent_clients_cost_nothing_and_lost_updates_do():
