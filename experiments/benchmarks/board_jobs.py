@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-OURS_DATA = "images come from a file, the same for all; a round's cohort is told"
+OURS_DATA = "images come from a file, the same for all; a round's cohort is given"
 
 
 class Program(NamedTuple):

@@ -1,7 +1,7 @@
 """Bits of the server after a job's rounds: on other numbers of devices, after a kill.
 
 Its rounds run in processes of their own: on one device, on two, and on two where the
-process is killed after its first round and another goes on from what was saved.
+process is killed after its first round and another resumes from the checkpoint.
 """
 
 import os

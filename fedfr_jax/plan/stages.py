@@ -209,11 +209,11 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         told = f"{lanes}, {ratio:.2f}; expected fastest: {fastest} lanes"
         lines.append(f"  {'lanes, idle ratio':46}{told}")
     if spent := numbers["footprint"]:
-        told = (
+        costs = (
             f"{spent['energy_kwh']:.3g} kWh, {spent['co2_kg']:.3g} kg CO2, price "
             f"{spent['price']:.3g}"
         )
-        lines.append(f"  {'clients of all rounds spend':46}{told}")
+        lines.append(f"  {'clients of all rounds spend':46}{costs}")
     notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in notes]
     return "\n".join(lines)
