@@ -12,8 +12,12 @@ the epochs are of: experiments/fedfr_tables/README.md.
 from fedfr_jax.configs import base
 
 
-def get_config():
-    """300 people pretrain, 200 federate on 20 clients, 120 are seen by nobody."""
+def get_config(row=""):
+    """300 people pretrain, 200 federate on 20 clients, 120 are seen by nobody.
+
+    Args:
+      row: the only row of the table that is trained, "" all.
+    """
     config = base.get_config()
     config.data = {
         "name": "lfw",
@@ -48,4 +52,6 @@ def get_config():
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
     )
+    if row:
+        config.methods = {row: config.methods[row]}
     return config.lock()

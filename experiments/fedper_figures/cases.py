@@ -24,6 +24,7 @@ DATA = {
 NETWORKS = {
     "resnet": {"name": "resnet", "blocks": (1, 1, 1, 1), "widths": (8, 16, 32, 64)},
     "mobilenet": {"name": "mobilenet", "num_blocks": 8, "width": 0.25},
+    "mlp": {"name": "mlp", "hidden_dim": 64},
     # The last block's input of the ResNet above, from one linear layer.
     "linear": {"name": "linear_base", "width": 64, "side": 2},
     # That of the MobileNet above.
@@ -40,6 +41,7 @@ PAIR = ("fedavg", FEDPER)
 OTHERS = ("finetune", "local", "central")
 LONG = (*PAIR, "finetune", "local")  # of the cases of more rounds
 ALONE = (*PAIR, "local")  # of the cases of many and of few images
+CLASSIFIER = ("fedavg", "fedper_1", "local")  # of a network with one layer below
 SUBSET = "class_subset"  # of class_subset.py
 ROUNDS, CLIENTS = 10, 10  # of a case that says nothing else
 # Clients that no round has seen are judged as they come, and after this.
@@ -69,7 +71,14 @@ CASES = {
     "cifar100 resnet k=40 unseen=5": PAIR,
     "mnist resnet k=4 n=600": ALONE,
     "mnist resnet k=4 n=5000": ALONE,
+    "mnist mlp k=4 r=100 n=600": CLASSIFIER,
+    "mnist mlp k=4 r=100 n=5000": CLASSIFIER,
 }
+
+
+def personal_row(case: str) -> str:
+    """The row that stands for FedPer in a case."""
+    return FEDPER if FEDPER in CASES[case] else CLASSIFIER[1]
 
 
 class Parts(NamedTuple):

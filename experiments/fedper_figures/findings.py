@@ -7,7 +7,7 @@ keeps it.
 from collections.abc import Iterator
 
 import numpy as np
-from cases import CASES, FEDPER, LAYERS, of_all_classes, parts_of
+from cases import CASES, FEDPER, LAYERS, of_all_classes, parts_of, personal_row
 from orderings import made, spread, verdict
 
 FLIPS = 20_000  # of the signs of differences, for a p-value
@@ -49,37 +49,39 @@ def lines(results: Results) -> Iterator[Line]:
     """The paper's findings, as far as there are rows to tell."""
     for case in results:
         classes, known = parts_of(case).k, rows_of(results, case)
-        if not {"fedavg", FEDPER} <= set(known) or parts_of(case).unseen:
+        fedper = personal_row(case)
+        if not {"fedavg", fedper} <= set(known) or parts_of(case).unseen:
             continue
         few = classes in (4, 40)
         if classes not in (10, 100):  # with all classes for everybody no winner is told
-            yield better(results, "FedPer beats FedAvg", case, FEDPER, "fedavg")
+            yield better(results, "FedPer beats FedAvg", case, fedper, "fedavg")
         if few:
             yield from of_few_classes(results, case, known)
 
 
 def of_few_classes(results: Results, case: str, known: list[str]) -> Iterator[Line]:
     """What is asked where clients have four or forty classes."""
+    fedper = personal_row(case)
     for row in LAYERS[1:]:
-        if row in known and row != FEDPER:
+        if row in known and row != fedper:
             text = f"K_P = {row[-1]} beats FedAvg"
             yield better(results, text, case, row, "fedavg")
     deviation = lambda case, row: of_clients(results, case, row).std(axis=1)
-    narrower = deviation(case, "fedavg") - deviation(case, FEDPER)
+    narrower = deviation(case, "fedavg") - deviation(case, fedper)
     yield "FedPer's spread over clients is narrower", case, narrower, None
     other, seeds = of_all_classes(case), [*results[case]]
     if rows_of(results, other) and [*results[other]] == seeds:
         gap = lambda case: (
-            of_clients(results, case, FEDPER) - of_clients(results, case, "fedavg")
+            of_clients(results, case, fedper) - of_clients(results, case, "fedavg")
         ).mean(axis=1)
         text = f"the gap narrows to k = {parts_of(other).k}"
         yield text, case, gap(case) - gap(other), None
         shrinks = deviation(case, "fedavg") - deviation(other, "fedavg")
         yield "FedAvg's spread shrinks with k", case, shrinks, None
     if "finetune" in known:
-        yield better(results, "fine-tuning helps", case, "finetune", FEDPER)
+        yield better(results, "fine-tuning helps", case, "finetune", fedper)
     if "local" in known:
-        yield better(results, "training alone is weaker", case, FEDPER, "local")
+        yield better(results, "training alone is weaker", case, fedper, "local")
     linear = LINEAR.get(case)
     if linear and rows_of(results, linear) and [*results[linear]] == seeds:
         yield better(
