@@ -128,6 +128,28 @@ def test_members_are_single_replays_and_groups_their_clients_together():
     assert_close(many.without["south"], many.without[3])
 
 
+def mean_loss(variables, batch, key):
+    """The loss, with the mean of a batch's inputs as statistics."""
+    mean = jax.tree.map(lambda _: batch.images.mean(0), variables["batch_stats"])
+    return loss(variables, batch, key), (mean, {})
+
+
+def test_each_member_takes_the_statistics_of_its_own_random_client():
+    local = ff.LocalTraining(mean_loss, optax.sgd, 0.3)
+    algorithm = ff.with_batch_stats(ff.fedavg(local), "random_client")
+    variables = {**VARIABLES, "batch_stats": {"mean": np.zeros(5, np.float32)}}
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    begin = lambda: ff.init(algorithm, data, variables, batch_size=8, seed=3)
+    found, means = ff.replay(begin(), 1, [*range(len(SIZES))], members=6), []
+    for client, member in found.without.items():
+        run = begin()
+        sim = run.sim._replace(excluded=np.array([client]))
+        single, _ = ff.run_rounds(run._replace(sim=sim), 1)
+        assert_close(member, single)
+        means.append(tuple(np.asarray(member.variables["batch_stats"]["mean"])))
+    assert 1 < len(set(means)) < len(means)  # not all of the same client
+
+
 def test_a_run_whose_energy_is_counted_is_replayed_without_counting():
     systems = Systems(footprint=ff.footprint(len(SIZES)))
     found = ff.replay(start(systems=systems), ROUNDS, [LAST], members=3)

@@ -6,7 +6,7 @@ with a key that depends on (seed, round, client, step, place in the batch). So a
 can be made on any device, in any order, without state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -189,8 +189,35 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
     return packed[..., SlotInputs._fields.index(name)]
 
 
-def unpack_slots(packed: np.ndarray | jax.Array) -> SlotInputs:
+class SharedSlots(NamedTuple):
+    """Slots of members that train the same clients, some of which they leave out."""
+
+    packed: AnyArray  # [..., 13] int32, the same for all members
+    is_random_client: AnyArray  # [...] int32, a member's
+    is_received: AnyArray  # [...] int32, a member's
+
+
+def share_slots(slots: Sequence[np.ndarray], axis: int) -> SharedSlots:
+    """Join the packed slots [..., 13] of members that train the same clients.
+
+    A slot is that of a member that does not leave its client out.
+
+    Args:
+      axis: of the members in what they do not share.
+    """
+    every = np.stack(slots)
+    first = (column(every, "client") >= 0).argmax(0)[None, ..., None]
+    packed = np.take_along_axis(every, first, 0)[0]
+    of_members = np.stack(slots, axis)
+    own = [column(of_members, name) for name in SharedSlots._fields[1:]]
+    return SharedSlots(packed, *own)
+
+
+def unpack_slots(packed: np.ndarray | jax.Array | SharedSlots) -> SlotInputs:
     """Unpack the slots [..., 11 or 13] of `pack_slots`, on the host or within jit."""
+    if isinstance(packed, SharedSlots):
+        own = {name: x > 0 for name, x in packed._asdict().items() if name != "packed"}
+        return unpack_slots(packed.packed)._replace(**own)
     slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
     slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0

@@ -40,6 +40,7 @@ from fedfr_jax.federated import model_parallel, sums
 from fedfr_jax.federated.aggregation.contract import keep_at_client, state_at_client
 from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.client import (
+    SharedSlots,
     SlotInputs,
     client_key,
     client_view,
@@ -481,7 +482,7 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
 
     def run_rounds(server, rows, count, inputs, table, constants):
         def train(i, server, rows):
-            slots, places, order = (x[i] for x in inputs)
+            slots, places, order = jax.tree.map(lambda x: x[i], inputs)
             of_round = constants._replace(round=constants.round + i)
             before = jax.lax.optimization_barrier((server, take(rows, places)))
             trained = whole(*before, slots, order, table, of_round)
@@ -529,13 +530,21 @@ def row_access(mesh: Mesh) -> tuple[Callable, Callable]:
     return take, put
 
 
-def vmap_members(functions: Round, mesh: Mesh) -> Round:
+def vmap_members(functions: Round, mesh: Mesh, has_shared_slots: bool) -> Round:
     """vmap a round over S members, on the second axis of sharded inputs.
 
     They share a table; a member's slots have the places of its rows.
+
+    Args:
+      has_shared_slots: members have `SharedSlots` and one key, so that each batch is
+        made once for all.
     """
     constants = RoundConstants._make((0, None, 0, 0))  # members have one round number
-    segment = 1, 1, None, constants  # rows, slots, table
+    slots: Any = 1
+    if has_shared_slots:
+        constants = constants._replace(extra=None, key=None)
+        slots = SharedSlots(None, 1, 1)
+    segment = 1, slots, None, constants  # rows, slots, table
     take, put = row_access(mesh)
     return build_one_call(
         start=jax.vmap(functions.start, (0, *segment), 1),

@@ -66,6 +66,7 @@ class Replayer:
             hypers=[()] * count,
             seeds=[sim.settings.seed] * count,
             mesh=sim.mesh,
+            has_shared_slots=sim.inner_algorithm.prepare is None,
         )
 
     def _train_group(self, excluded: Sequence[np.ndarray]) -> list[Member]:

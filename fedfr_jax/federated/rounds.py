@@ -35,6 +35,7 @@ from fedfr_jax.federated.participation import (
     after_round,
     before_round,
     finish_log,
+    full_steps,
     local_steps,
     received_metrics,
 )
@@ -377,8 +378,11 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
     steps = local_steps(sim, cohort, extra.num_added)
     is_received = np.full(len(ids), True) if part is None else part.is_received
     num_devices = sim.mesh.shape[meshes.CLIENTS]
+    planned = steps
+    if sim.excluded is not None:  # so that clients of all members have the same slots
+        planned = full_steps(sim, ids, cohort.round, extra.num_added)
     plan = build_schedule(
-        steps,
+        planned,
         num_devices=num_devices,
         lanes=sim.settings.clients_per_device,
         partial_sums=sim.settings.partial_sums,
@@ -438,17 +442,15 @@ def load_round(
     if size.room is not None:
         extras = [x._replace(added_rows=x.added_rows[:, : size.room]) for x in extras]
     orders = [work.order for work in works]
-    numbers = runs.join(orders), runs.join(extras), np.int32(round)
+    numbers = runs.join(orders), runs.join_extras(extras), np.int32(round)
     order, extra, number = meshes.put_numbers(numbers, meshes.replicated(mesh))
     cut = meshes.over_clients(mesh)
 
     def load(i):
         waves = slice(i * size.waves, (i + 1) * size.waves)
-        parts = [
-            jax.tree.map(lambda x: x[:, waves], (work.rows, work.slots))
-            for work in works
-        ]
-        rows, slots = runs.join(parts, 1)
+        of_waves = lambda tree: jax.tree.map(lambda x: x[:, waves], tree)
+        rows = runs.join([of_waves(work.rows) for work in works], 1)
+        slots = runs.join_slots([of_waves(work.slots) for work in works], 1)
         rows = put_rows(runs, rows) if has_rows else rows
         return rows, meshes.put_numbers(slots, cut)
 
@@ -518,8 +520,7 @@ def dispatched(
     runs: Runs, loaded: LoadedRound, servers: PyTree, rows: list, metrics: dict
 ) -> Dispatched:
     """Begin what is asked of the results, before the devices get the next round."""
-    members = [runs.member(servers, s) for s in range(len(runs.sims))]
-    is_finite = [_is_finite(member) for member in members]
+    is_finite = _are_finite(servers) if runs.is_sweep else [_is_finite(servers)]
     return Dispatched(loaded, servers, rows, meshes.replicate(metrics), is_finite)
 
 
@@ -647,6 +648,9 @@ def check_finite(is_finite: bool, origin: str) -> None:
 @jax.jit
 def _is_finite(state):
     return trees.is_finite(trees.joined(state))
+
+
+_are_finite = jax.jit(jax.vmap(_is_finite))  # of members, [S]
 
 
 def store_rows(
@@ -805,14 +809,14 @@ def put_call(
     whole = meshes.replicated(mesh)
     cut = NamedSharding(mesh, P(None, meshes.CLIENTS))
     inputs = [call.inputs for call in calls]
-    slots = runs.join([x.slots for x in inputs], 2)
+    slots = runs.join_slots([x.slots for x in inputs], 2)
     places = runs.join([x.rows for x in inputs], 2)
     order = runs.join([x.order for x in inputs], 1)
     slots, places = meshes.put_numbers((slots, places), cut)
     # The slots have the numbers of added examples.
     extras = [call.works[0].added._replace(num_added=()) for call in calls]
     count = np.int32(len(calls[0].cohorts))
-    numbers = count, order, runs.join(extras), np.int32(first)
+    numbers = count, order, runs.join_extras(extras), np.int32(first)
     count, order, extra, number = meshes.put_numbers(numbers, whole)
     rows = runs.join([call.rows for call in calls])
     return LoadedCall(

@@ -95,6 +95,7 @@ def sweep(
     hypers: Sequence[PyTree],
     seeds: Sequence[int],
     mesh: Mesh,
+    has_shared_slots: bool = False,
 ) -> Runs:
     """Combine the runs of (hypers[s], seeds[s]) into a sweep.
 
@@ -104,6 +105,7 @@ def sweep(
         streamed.
       hypers: S pytrees of floats, alike in structure.
       seeds: S seeds, in place of that of `settings`.
+      has_shared_slots: of equal seeds, see `Runs`; nothing is prepared by a server.
     """
     if not 0 < len(hypers) == len(seeds):
         raise ValueError(
@@ -135,11 +137,14 @@ def sweep(
         partial_sums=partial_sums,
         steps_per_loop=sims[0].steps_per_loop,
     )
-    programs = compile_round(vmap_members(functions, mesh), mesh, partial_sums)
+    programs = compile_round(
+        vmap_members(functions, mesh, has_shared_slots), mesh, partial_sums
+    )
     hyper = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
+    key = key[0] if has_shared_slots else key
     key, hyper = jax.device_put((key, hyper), meshes.replicated(mesh))
-    return Runs(sims, programs, key, hyper, make)
+    return Runs(sims, programs, key, hyper, make, has_shared_slots)
 
 
 def lengths_of_loops(

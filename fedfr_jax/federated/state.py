@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,14 +11,22 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream
-from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.client import Population, SharedSlots, share_slots
 from fedfr_jax.federated.engine import Round
 from fedfr_jax.federated.privacy.accountant import Accountant
 from fedfr_jax.federated.schedule import Schedule
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.federated.systems.devices import Work
-from fedfr_jax.types import Algorithm, AnyArray, Cohort, Dataset, PyTree, RoundContext
+from fedfr_jax.types import (
+    Algorithm,
+    AnyArray,
+    Cohort,
+    Dataset,
+    Prepared,
+    PyTree,
+    RoundContext,
+)
 
 
 class Simulation(NamedTuple):
@@ -88,13 +96,16 @@ class Runs(NamedTuple):
     """Runs of one program: a single one, or the S members of a sweep.
 
     Arrays of a sweep's members have an axis [S], those of a single run have none.
+    Members that share their slots train the same clients with one key and the same
+    server's preparation, which then have none either.
     """
 
     sims: tuple[Simulation, ...]  # each alone
     programs: Round  # of all
-    key: jax.Array  # [S] keys of the seeds
+    key: jax.Array  # [S] keys of the seeds, [] if shared
     hyper: PyTree  # leaves [S]
     build_member: Callable | None = None  # of a sweep: hyper -> Algorithm
+    has_shared_slots: bool = False
 
     @property
     def is_sweep(self) -> bool:
@@ -107,6 +118,16 @@ class Runs(NamedTuple):
             (tree,) = trees
             return tree
         return jax.tree.map(lambda *x: np.stack(x, axis), *trees)
+
+    def join_slots(self, slots: Sequence[np.ndarray], axis: int) -> SharedSlots | Any:
+        """Join packed slots of all runs, with an axis of members where they differ."""
+        if self.has_shared_slots:
+            return share_slots(slots, axis)
+        return self.join(slots, axis)
+
+    def join_extras(self, extras: Sequence[Prepared]) -> Prepared:
+        """Join what servers have prepared for a round."""
+        return extras[0] if self.has_shared_slots else self.join(extras)
 
     def member(self, tree: PyTree, s: int, axis: int = 0) -> PyTree:
         """Part of run s in arrays of all."""
