@@ -26,7 +26,7 @@ from orderings import provenance, write_between, write_results  # noqa: E402
 from fedfr_jax.cli.flags import names, new_parser, parse_flags, set_key  # noqa: E402
 from fedfr_jax.cli.sweep import Run, digest, results_row  # noqa: E402
 from fedfr_jax.distributed import use_every_core  # noqa: E402
-from fedfr_jax.runs import sweep_results  # noqa: E402
+from fedfr_jax.runs.sweep_cells import Cells  # noqa: E402
 
 
 def main(argv: list[str]) -> None:
@@ -73,18 +73,19 @@ class Player:
 
     def __init__(self, folder: pathlib.Path, is_tiny: bool):
         self._folder, self._is_tiny = folder, is_tiny
+        self._cells = Cells(folder)
 
     def row(self, cell: cells.Cell, seed: int) -> dict | None:
         """What is kept of a cell; None, and a line that says why, where it fails."""
         run = self._run(cell, seed)
-        known = sweep_results.read(self._folder)
-        if "error" in (row := known.get(run.name, {"error": "not trained"})):
+        row = self._cells.read().get(run.name, {"error": "not trained"})
+        if "error" in row:
             used, stamp = time.process_time(), provenance()
             if (self._folder / run.name).exists():
                 stamp += ", resumed, seconds before it not counted"
-            row = {**results_row(run, self._folder), "made": stamp}
+            row = {**results_row(run, self._cells), "made": stamp}
             row["core_seconds"] = round(time.process_time() - used, 1)
-            sweep_results.write(self._folder, list({**known, run.name: row}.values()))
+            self._cells.add(row)
         if "error" in row:
             print(f"{cell.name}, seed {seed}: {row['error']}", flush=True)
             return None
