@@ -148,33 +148,57 @@ def seconds(kernels: Iterable[Kernel], device: Device, side_by_side: int = 1) ->
     return sum(map(kernel_seconds, kernels))
 
 
-# Data sheet of a GPU, as XLA's compiler reads it: a text proto.
-H200 = """
-gpu_device_info {
+class Core(NamedTuple):
+    """What XLA's compiler asks of a GPU, beside `Device`."""
+
+    major: int  # of the compute capability
+    count: int
+    fpus: int  # of a core
+    shared: int  # bytes of a core; a block has 1 KiB less since the A100
+    cache: int  # bytes of the second level
+    clock: float  # GHz
+    memory: int  # bytes that the driver shows, of the whole GPU
+
+
+CORES = {
+    "h200": Core(9, 132, 128, 233_472, 52_428_800, 1.98, 150_000_000_000),
+    "h100": Core(9, 132, 128, 233_472, 52_428_800, 1.98, 85_000_000_000),
+    "v100": Core(7, 80, 64, 98_304, 6_291_456, 1.53, 34_000_000_000),
+}
+
+
+def gpu_target(name: str) -> str:
+    """Data sheet of a GPU as XLA's compiler reads it: a text proto."""
+    device, core = DEVICES[name], CORES[name]
+    most = core.shared - (1024 if core.major >= 8 else 0)
+    return f"""
+gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: {most}
+  shared_memory_per_core: {core.shared}
   threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
+  core_count: {core.count}
+  fpus_per_core: {core.fpus}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: 150000000000
+  memory_bandwidth: {device.bandwidth:.0f}
+  l2_cache_size: {core.cache}
+  clock_rate_ghz: {core.clock}
+  device_memory_size: {core.memory}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
-  cuda_compute_capability { major: 9 }
-}
+  cuda_compute_capability {{ major: {core.major} }}
+}}
 platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 12 minor: 9 }
-device_description_str: "NVIDIA H200"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 12 minor: 9 }}
+device_description_str: "{device.name}"
 """
+
+
 NUMBER, EVEN = r"[1-9]\d*", r"([2468]|[1-9]\d*[02468])"
 PLANE, SLICES = f"{EVEN}x{EVEN}", f"(:{NUMBER})?"
 COMMON = {"JAX_PLATFORMS": "cpu"}
@@ -187,7 +211,7 @@ class Kind(NamedTuple):
     extra: str  # of the package jax, with the compiler
     environment: Mapping[str, str]  # set before JAX is imported
     grid: str  # pattern
-    target: str = ""  # text proto of a GPU
+    is_gpu: bool = False
 
 
 # Else libtpu looks for a TPU.
@@ -205,7 +229,9 @@ KINDS = {
     "v5e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
     "v5p": Kind("tpu", "tpu", NO_TPU, f"{PLANE}x{NUMBER}{SLICES}"),
     "v6e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
-    "h200": Kind("cuda", "cuda12", NO_GPU, "x".join([NUMBER] * 3), H200),
+    **dict.fromkeys(
+        CORES, Kind("cuda", "cuda12", NO_GPU, "x".join([NUMBER] * 3), True)
+    ),
 }
 
 
@@ -248,8 +274,8 @@ def topology(name: str) -> Iterator[None]:
     options: dict[str, Any] = {"topology_name": f"{kind_name}:{shape}"}
     if num_slices > 1:
         options["num_slices"] = num_slices
-    if kind.target:
-        options = {"topology": shape, "target_config": kind.target}
+    if kind.is_gpu:
+        options = {"topology": shape, "target_config": gpu_target(kind_name)}
     try:
         description = topologies.get_topology_desc(platform=kind.platform, **options)
     except Exception as error:
