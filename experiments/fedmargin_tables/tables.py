@@ -205,6 +205,9 @@ def claims_of(runs: list[dict]) -> dict[str, str]:
     told = [
         ("best accuracy, points", second, "curve", 100),
         ("above FedAvg, points", "fedavg", "curve", 100),
+        ("above the plain mean, FairAvg, points", "fairavg", "curve", 100),
+        ("above FedAtt, points", "fedatt", "curve", 100),
+        ("above FedProx, points", "fedprox", "curve", 100),
         ("above raw margins, points", f"{OURS}_hypothesis", "curve", 100),
         ("above margins at unit length", f"{OURS}_hypothesis_unit", "curve", 100),
         ("fewer rounds to 80 %", fastest, "taken", -1),
