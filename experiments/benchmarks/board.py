@@ -38,6 +38,7 @@ COLUMNS = (
     ("simulated s", "simulated_seconds", "{:.0f}"),
     ("images/s", "images_per_second", "{:.0f}"),
     ("GiB a device", "gib_a_device", "{:.1f}"),
+    ("GiB compiled", "compiled_gib", "{:.1f}"),
     ("fits", "fits", "{}"),
     ("same bits", "same bits", "{}"),
     ("digest", "digest", "{}"),
