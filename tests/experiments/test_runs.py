@@ -203,3 +203,23 @@ def test_a_set_of_fedmargins_table_is_trained_once(tmp_path, monkeypatch):
     place = tmp_path / "small/seed0/stragglers0"
     with pytest.raises(ValueError, match="fedavg.json must be of this config"):
         run.one_run("small", other, "fedavg", place, None)
+
+
+def test_a_network_that_fails_is_a_row_and_is_tried_again(
+    tmp_path, monkeypatch, capsys
+):
+    run = load("bigface_scaling/run")
+    failures = iter(["no image", "no memory"])
+
+    def claim_run(*arguments):
+        raise ValueError(next(failures))
+
+    monkeypatch.setattr("fedfr_jax.cli.sweep.claim_run", claim_run)
+    cell = run.cells.PARTS["moe"][0]
+    player = run.Player(tmp_path, True)
+    assert [player.row(cell, seed=1) for _ in range(2)] == [None, None]
+    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row["error"] == "ValueError: no memory"
+    assert row["seed"] == 1 and "resumed" in row["made"]
+    assert "plain, seed 1: ValueError: no image" in capsys.readouterr().out
