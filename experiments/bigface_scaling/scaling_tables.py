@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from orderings import made
-from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH
+from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH, WIDTHS
 
 from fedfr_jax.scaling import Points, Study, points, study
-from fedfr_jax.scaling.intervals import NUM_RESAMPLES
+from fedfr_jax.scaling.intervals import NUM_RESAMPLES, hold_out
+from fedfr_jax.scaling.laws import POWER, SATURATING
 from fedfr_jax.scaling.report import (
     budget_table,
     hold_out_table,
@@ -30,6 +31,7 @@ LAWS = {
     "error with masks, masked FNMR at FPR 0.01": (MASKED, False),
 }
 SIZES = ("sizes", "data", "omniglot", "lfw")
+SMALL = WIDTHS[:4]  # whose law predicts the larger ones
 STAGE = "pretrained/generic/"
 FACTS = (
     "params_backbone",
@@ -115,6 +117,26 @@ def law_text(laws: Mapping[str, Study]) -> Iterator[str]:
         refused = {why for found in of.findings for why in found.refused}
         for why in sorted({*refused, *of.refused}):
             yield f"Not fitted: {why}"
+
+
+def far_table(results: Results, draws: int = NUM_RESAMPLES) -> str:
+    """Each of the larger networks, predicted by the law that the four smallest choose.
+
+    They see neither the error nor the number of runs of what they predict.
+    """
+    rows, lines = rows_of(results, "sizes"), []
+    for title, (metric, is_score) in LAWS.items():
+        for width in WIDTHS[len(SMALL) :]:
+            names = {f"w{w}" for w in (*SMALL, width)}
+            of = points_of([x for x in rows if x["name"] in names], metric, is_score)
+            inputs = of.sizes["params_backbone"][:, None]
+            found = hold_out((POWER, SATURATING), inputs, of.errors, draws=draws)
+            figures = [f"{found.measured:.4f}", f"{found.predicted:.4f}"]
+            figures += [f"{found.low:.4f} to {found.high:.4f}"]
+            is_inside = "yes" if found.is_inside else "no"
+            lines.append([title, f"w{width}", found.fit.law.name, *figures, is_inside])
+    head = ["error", "network", "law", "measured", "predicted", "90 % interval"]
+    return table([*head, "inside"], lines)
 
 
 def values_of(results: Results, part: str, name: str, metric: str) -> np.ndarray:
@@ -226,6 +248,8 @@ def text(results: Results, laws: Mapping[str, Study]) -> str:
     parts = [stamps]
     if any(part in results for part in SIZES):
         parts += ["### Sizes", size_table(results), *law_text(laws)]
+    if "sizes" in results:
+        parts += ["### Predicted by the four smallest", far_table(results)]
     if "distilled" in results:
         parts += [f"### {SCRATCH.title()} and {DISTILLED}", distill_table(results)]
     for part, title in (
