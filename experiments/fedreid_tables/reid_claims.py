@@ -9,7 +9,17 @@ from typing import NamedTuple
 import numpy as np
 from orderings import p_value, verdict
 from reid_cases import CAMERA, CENTER, IDENTITY, PARTS, PRETRAINED
-from reid_measures import Results, large, last, local, peak, small, swing, values_of
+from reid_measures import (
+    Results,
+    large,
+    last,
+    late,
+    local,
+    peak,
+    small,
+    swing,
+    values_of,
+)
 
 SCENARIOS = (CAMERA, IDENTITY, PARTS)
 ALL_STARTS = (*SCENARIOS, PRETRAINED)
@@ -46,6 +56,20 @@ CLAIMS = (
         ALL_STARTS,
         (last, "kd"),
         (last, "fedpav"),
+    ),
+    Claim(
+        "KD is above FedPav in the second half of the rounds",
+        "not asked",
+        (PRETRAINED,),
+        (late, "kd"),
+        (late, "fedpav"),
+    ),
+    Claim(
+        "CDW is above FedPav in the second half of the rounds",
+        "not asked",
+        (PRETRAINED,),
+        (late, "cdw"),
+        (late, "fedpav"),
     ),
     Claim(
         "KD + CDW ends above FedPav",

@@ -75,6 +75,12 @@ def peak(row: dict) -> float:
     return float(np.mean(curve[-BEST:])) if curve else np.nan
 
 
+def late(row: dict) -> float:
+    """Mean over the second half of the rounds."""
+    curve = row["of_round"]
+    return float(np.mean(curve[len(curve) // 2 :])) if curve else np.nan
+
+
 def swing(row: dict) -> float:
     """Deviation of the second half of the rounds from a straight line through them.
 
