@@ -107,7 +107,7 @@ def federation(work, num_rounds: int, folder: str, threads: int):
         "batch_size": work.batch_size,
         "seed": 42,
     }
-    ratio = (work.cohort + 0.5) / work.population  # it rounds down
+    ratio = min((work.cohort + 0.5) / work.population, 1.0)  # it rounds down
     server = FedAvgBaseServerHandler(
         global_round=num_rounds, sample_ratio=ratio, **common
     )
