@@ -5,7 +5,7 @@
         [--image_size=60,80]
 
 Goes on where it was stopped: a row that is done is read. Writes results.json, where
-rows and seeds that are not played stay as they were, and README.md's tables, beside
+rows and seeds that are not played stay as they were, and CAMVID.md's tables, beside
 this file or under --results.
 """
 

@@ -74,5 +74,5 @@ def publish(runs: list[dict], target: pathlib.Path) -> None:
     """Add runs to this part of results.json; the table of all of them."""
     runs = tables.merged(target / "results.json", NAME, runs)[NAME]
     text = table(runs)
-    write_between(target / "README.md", NAME, text)
+    write_between(target / "CAMVID.md", NAME, text)
     print(f"{NAME}\n\n{text}\n", flush=True)
