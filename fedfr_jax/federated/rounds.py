@@ -650,7 +650,9 @@ def _is_finite(state):
     return trees.is_finite(trees.joined(state))
 
 
-_are_finite = jax.jit(jax.vmap(_is_finite))  # of members, [S]
+@jax.jit
+def _are_finite(states):  # of members, [S]
+    return jax.vmap(_is_finite)(states)
 
 
 def store_rows(
