@@ -152,7 +152,7 @@ class Core(NamedTuple):
     """What XLA's compiler asks of a GPU, beside `Device`."""
 
     major: int  # of the compute capability
-    count: int
+    number: int  # of cores
     fpus: int  # of a core
     shared: int  # bytes of a core; a block has 1 KiB less since the A100
     cache: int  # bytes of the second level
@@ -179,7 +179,7 @@ gpu_device_info {{
   shared_memory_per_block_optin: {most}
   shared_memory_per_core: {core.shared}
   threads_per_core_limit: 2048
-  core_count: {core.count}
+  core_count: {core.number}
   fpus_per_core: {core.fpus}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
