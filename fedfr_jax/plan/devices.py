@@ -148,7 +148,7 @@ def seconds(kernels: Iterable[Kernel], device: Device, side_by_side: int = 1) ->
     return sum(map(kernel_seconds, kernels))
 
 
-class Core(NamedTuple):
+class GpuSheet(NamedTuple):
     """What XLA's compiler asks of a GPU, beside `Device`."""
 
     major: int  # of the compute capability
@@ -160,37 +160,37 @@ class Core(NamedTuple):
     memory: int  # bytes that the driver shows, of the whole GPU
 
 
-CORES = {
-    "h200": Core(9, 132, 128, 233_472, 52_428_800, 1.98, 150_000_000_000),
-    "h100": Core(9, 132, 128, 233_472, 52_428_800, 1.98, 85_000_000_000),
-    "v100": Core(7, 80, 64, 98_304, 6_291_456, 1.53, 34_000_000_000),
+GPU_SHEETS = {
+    "h200": GpuSheet(9, 132, 128, 233_472, 52_428_800, 1.98, 150_000_000_000),
+    "h100": GpuSheet(9, 132, 128, 233_472, 52_428_800, 1.98, 85_000_000_000),
+    "v100": GpuSheet(7, 80, 64, 98_304, 6_291_456, 1.53, 34_000_000_000),
 }
 
 
 def gpu_target(name: str) -> str:
     """Data sheet of a GPU as XLA's compiler reads it: a text proto."""
-    device, core = DEVICES[name], CORES[name]
-    most = core.shared - (1024 if core.major >= 8 else 0)
+    device, sheet = DEVICES[name], GPU_SHEETS[name]
+    most = sheet.shared - (1024 if sheet.major >= 8 else 0)
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: {most}
-  shared_memory_per_core: {core.shared}
+  shared_memory_per_core: {sheet.shared}
   threads_per_core_limit: 2048
-  core_count: {core.number}
-  fpus_per_core: {core.fpus}
+  core_count: {sheet.number}
+  fpus_per_core: {sheet.fpus}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   memory_bandwidth: {device.bandwidth:.0f}
-  l2_cache_size: {core.cache}
-  clock_rate_ghz: {core.clock}
-  device_memory_size: {core.memory}
+  l2_cache_size: {sheet.cache}
+  clock_rate_ghz: {sheet.clock}
+  device_memory_size: {sheet.memory}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
-  cuda_compute_capability {{ major: {core.major} }}
+  cuda_compute_capability {{ major: {sheet.major} }}
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
@@ -211,7 +211,6 @@ class Kind(NamedTuple):
     extra: str  # of the package jax, with the compiler
     environment: Mapping[str, str]  # set before JAX is imported
     grid: str  # pattern
-    is_gpu: bool = False
 
 
 # Else libtpu looks for a TPU.
@@ -229,9 +228,7 @@ KINDS = {
     "v5e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
     "v5p": Kind("tpu", "tpu", NO_TPU, f"{PLANE}x{NUMBER}{SLICES}"),
     "v6e": Kind("tpu", "tpu", NO_TPU, PLANE + SLICES),
-    **dict.fromkeys(
-        CORES, Kind("cuda", "cuda12", NO_GPU, "x".join([NUMBER] * 3), True)
-    ),
+    **dict.fromkeys(GPU_SHEETS, Kind("cuda", "cuda12", NO_GPU, "x".join([NUMBER] * 3))),
 }
 
 
@@ -274,7 +271,7 @@ def topology(name: str) -> Iterator[None]:
     options: dict[str, Any] = {"topology_name": f"{kind_name}:{shape}"}
     if num_slices > 1:
         options["num_slices"] = num_slices
-    if kind.is_gpu:
+    if kind.platform == "cuda":
         options = {"topology": shape, "target_config": gpu_target(kind_name)}
     try:
         description = topologies.get_topology_desc(platform=kind.platform, **options)
