@@ -230,7 +230,7 @@ def main():
     store, clock, test = simulation.open_store(sim, server), workloads.Clock(), None
     if logits:
         apply = jax.jit(fast(lambda v, x: logits(v, x, False)[0].argmax(1)))
-        images = np.array_split(data.test_images, -(-len(data.test_images) // 1000))
+        images = np.array_split(data.test_images, -(-len(data.test_images) // 250))
         if data.images.dtype == np.uint8:
             images = [workloads.to_unit(part) for part in images]
         model = lambda: sim.algorithm.global_model(server)
