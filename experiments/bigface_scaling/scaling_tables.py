@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from orderings import made
-from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH, WIDTHS
+from orderings import made, p_value, verdict
+from scaling_cells import DISTILLED, PARTS, SCRATCH, WIDTHS
 
 from fedfr_jax.scaling import Points, Study, points, study
 from fedfr_jax.scaling.intervals import NUM_RESAMPLES, hold_out
@@ -30,6 +30,15 @@ LAWS = {
     "error on unseen people, 1 - TAR at FAR 0.01": (TAR, True),
     "error with masks, masked FNMR at FPR 0.01": (MASKED, False),
 }
+ERRORS = {"masked FNMR": MASKED, "standard FNMR": STANDARD, "MFR score": SCORE}
+CLAIMS = (  # part, what BigFace says, the row of the lower error, the other, the error
+    ("masks", "masks help with masks", "ratio 0.35", "ratio 0", "masked FNMR"),
+    ("masks", "masks cost without", "ratio 0", "ratio 0.35", "standard FNMR"),
+    ("masks", "more masks help with masks", "ratio 0.5", "ratio 0.35", "masked FNMR"),
+    ("masks", "more masks cost without", "ratio 0.35", "ratio 0.5", "standard FNMR"),
+    ("moe", "plain beats experts", "plain", "moe", "MFR score"),
+    ("moe", "a gate has to be taught", "moe", "moe, gate untaught", "MFR score"),
+)
 SIZES = ("sizes", "data", "omniglot", "lfw")
 SMALL = WIDTHS[:4]  # whose law predicts the larger ones
 STAGE = "pretrained/generic/"
@@ -178,7 +187,7 @@ def size_table(results: Results) -> str:
 def distill_table(results: Results) -> str:
     """The gain of every student, in percent of its score alone, seed by seed."""
     results = in_common(results, "sizes", "distilled")
-    head = ["student", "metric", "alone", "distilled", "gain, each seed", "all better"]
+    head = ["student", "metric", "alone", "distilled", "gain, each seed", "p", "holds"]
     lines = []
     for cell in PARTS["distilled"]:
         for what, metric in (("1 - TAR", TAR), ("MFR score", SCORE)):
@@ -192,8 +201,8 @@ def distill_table(results: Results) -> str:
                 alone, other = 1 - alone, 1 - other
             gain = (alone - other) / alone
             shown = ", ".join(f"{100 * x:+.1f} %" for x in gain)
-            holds = "yes" if (gain > 0).all() else "no"
-            lines.append([cell.name, what, spread(alone), spread(other), shown, holds])
+            scores = [spread(alone), spread(other)]
+            lines.append([cell.name, what, *scores, shown, *tested(gain)])
     return table(head, lines)
 
 
@@ -213,32 +222,24 @@ def score_table(results: Results, part: str) -> str:
     return table([*head, "MFR score"], lines)
 
 
-def trade(results: Results) -> np.ndarray | None:
-    """Masked and standard FNMR [ratios, 2], means over seeds; None where one lacks."""
-    names = [cell.name for cell in PARTS["masks"]]
-    found = [
-        [values_of(results, "masks", name, metric) for metric in (MASKED, STANDARD)]
-        for name in names
-    ]
-    if not all(len(values) for pair in found for values in pair):
-        return None
-    return np.array([[values.mean() for values in pair] for pair in found])
+def tested(gain: np.ndarray) -> list[str]:
+    """p and verdict of a difference [seeds]; "-" of one seed."""
+    return [f"{p_value(gain):.4f}", verdict(gain)] if len(gain) > 1 else ["-", "-"]
 
 
-def trade_text(results: Results) -> str:
-    """Whether 0.35 trades: masked faces against 0, standard ones against 0.5."""
-    rates = trade(results)
-    if rates is None:
-        return ""
-    at = dict(zip(RATIOS, rates, strict=True))
-    masked, standard = at[0.0][0] - at[0.35][0], at[0.5][1] - at[0.35][1]
-    cost, lost = at[0.35][1] - at[0.0][1], at[0.35][0] - at[0.5][0]
-    return (
-        f"From no masks to 0.35: masked FNMR {-masked:+.4f}, standard {cost:+.4f}. "
-        f"From 0.35 to 0.5: masked {-lost:+.4f}, standard {standard:+.4f}. The slides' "
-        "trade would be a minus before each masked and a plus before each standard "
-        f"number: {'it is there' if min(masked, cost, lost, standard) > 0 else 'no'}."
-    )
+def claim_table(results: Results) -> str:
+    """What BigFace says of masks and experts, by the seeds that have both rows."""
+    head = ["claim", "rows", "error", "difference in points, each seed", "p", "holds"]
+    lines = []
+    for part, claim, lower, higher, what in CLAIMS:
+        found = [rows for rows in results.get(part, {}).values() if lower in rows]
+        pairs = [rows for rows in found if higher in rows]
+        error = lambda rows, name, what=what: rows[name]["generic"][ERRORS[what]]
+        gain = np.array([error(rows, higher) - error(rows, lower) for rows in pairs])
+        if len(gain):
+            shown = ", ".join(f"{100 * x:+.1f}" for x in gain)
+            lines.append([claim, f"{higher} - {lower}", what, shown, *tested(gain)])
+    return table(head, lines)
 
 
 def text(results: Results, laws: Mapping[str, Study]) -> str:
@@ -259,5 +260,6 @@ def text(results: Results, laws: Mapping[str, Study]) -> str:
     ):
         if part in results:
             parts += [f"### {title}", score_table(results, part)]
-            parts += [trade_text(results)] if part == "masks" else []
+    if results.keys() & {claim[0] for claim in CLAIMS}:
+        parts += ["### What BigFace says of masks and experts", claim_table(results)]
     return "\n\n".join(part for part in parts if part)
