@@ -6,14 +6,16 @@
 
 Goes on where it was stopped: every network is a run of a sweep, a row of
 WORKDIR/results.jsonl, that `fedfr sweep` would train and `fedfr scaling` reads. Writes
-results.json (every row of every part and seed), the part of RESULTS.md between markers
-beside this file or under --results. --tiny trains toys, to see that
+results.json (every row of every part and seed), laws.png and the part of RESULTS.md
+between markers, beside this file or under --results. --tiny trains toys, to see that
 everything runs, and needs a --results of its own.
 """
 
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -26,6 +28,8 @@ from orderings import provenance, write_between, write_results  # noqa: E402
 from fedfr_jax.cli.flags import names, new_parser, parse_flags, set_key  # noqa: E402
 from fedfr_jax.cli.sweep import Run, digest, results_row  # noqa: E402
 from fedfr_jax.distributed import use_every_core  # noqa: E402
+from fedfr_jax.runs.report.drawing import save  # noqa: E402
+from fedfr_jax.runs.report.scaling import law_charts  # noqa: E402
 from fedfr_jax.runs.sweep_cells import Cells  # noqa: E402
 
 
@@ -66,6 +70,16 @@ def publish(target: pathlib.Path, part: str, runs: dict) -> None:
     found = scaling_tables.read(target / "results.json")
     laws = scaling_tables.studies(found)
     write_between(target / "RESULTS.md", "results", scaling_tables.text(found, laws))
+    draw(target, laws)
+
+
+def draw(target: pathlib.Path, laws: dict) -> None:
+    """Write laws.png: the error over parameters of the backbone, if there is a law."""
+    charts = [chart for study in laws.values() for chart in law_charts(study)]
+    if charts:
+        with tempfile.TemporaryDirectory() as folder:
+            save(pathlib.Path(folder, "laws"), charts[:1])
+            shutil.copy(pathlib.Path(folder, "laws.png"), target)
 
 
 class Player:

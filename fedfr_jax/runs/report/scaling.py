@@ -144,7 +144,7 @@ def _laws(fits: list[SeriesFit], title: str, error: str) -> Spec:
     spec["height"] = HEIGHT
     y2 = {"field": "y2"}
     add_marks(spec, {"type": "area", "opacity": 0.15, "clip": True}, bands, y2=y2)
-    rule = {"type": "rule", "strokeWidth": 3, "opacity": 0.6}
+    rule = {"type": "rule", "strokeWidth": 3, "opacity": 0.6, "clip": True}
     add_marks(spec, rule, intervals, y2=y2)
     add_marks(spec, DOT, runs)
     add_marks(spec, {**DOT, "filled": False}, largest)
