@@ -27,7 +27,7 @@ Ids = np.ndarray  # [n] int64 numbers of clients
 
 
 class Contribution(NamedTuple):
-    """A contribution with its 95 % interval over permutations; exact ones have none."""
+    """A contribution; its 95 % interval over permutations, none if all were taken."""
 
     value: float
     low: float
@@ -63,10 +63,19 @@ class Replay:
 
     def train(self) -> "Replay":
         """Train the member with all clients, and one without each player."""
-        sets = [(), *([name] for name in self.players)]
-        self.all, *others = self._members(sets)
+        _, *others = self.runs()
         self.without = dict(zip(self.players, others, strict=True))
         return self
+
+    def runs(self) -> Iterator[RunState]:
+        """Train and yield `all`, then the run without each player, which is not kept.
+
+        So that memory holds as many models as train at once, however many players.
+        """
+        members = self._members([(), *([name] for name in self.players)])
+        self.all = next(members)
+        yield self.all
+        yield from members
 
     def leave_one_out(self, value: Value) -> dict[Hashable, float]:
         """Value of the run minus that of the run without each player.
@@ -88,13 +97,15 @@ class Replay:
     ) -> dict[Hashable, Contribution]:
         """Estimate each player's Shapley value; other clients are always there.
 
-        Exact, if the players have no more permutations than `permutations` and none is
-        ended early: the values add up to value(all) - value(without any player).
+        If the players have no more permutations than `permutations`, all are taken, and
+        with tolerance 0 the values are exact: they add up to value(all) - value(without
+        any player).
 
         Args:
           permutations: sampled by `seed`; intervals are of their standard error.
           tolerance: a permutation ends where |value(all) - value(players so far)| is
-            smaller, and the players to come get 0 in it.
+            smaller, and the players to come get 0 in it: a bias, which intervals do
+            not have.
         """
         names, known = list(self.players), {}
         check_disjoint(self.players)
@@ -110,21 +121,30 @@ class Replay:
             return [known[x] for x in sets]
 
         margins = marginal_values(values_of, orders, known[everyone], tolerance)
-        is_exact = len(orders) == math.factorial(len(names)) and not tolerance
-        return dict(zip(names, summarize(margins, is_exact), strict=True))
+        is_whole = len(orders) == math.factorial(len(names))
+        return dict(zip(names, summarize(margins, is_whole), strict=True))
 
     @checked
     def unlearn(self, name: Hashable, num_rounds: Whole = 1) -> Unlearned:
         """Unlearn a player by subtraction, see `federated.unlearning`; score it.
 
-        The reference is `without[name]`, which has never seen the player. A server
-        optimizer starts anew.
+        The reference is `without[name]`, which has never seen the player.
 
         Args:
           num_rounds: trained without the player after its updates are subtracted.
         """
-        reference, start = self.without[name], self._run.variables
-        count = self._replayer.num_rounds
+        if name not in self.without:
+            raise ValueError(
+                f"name must be one that the replay left out, of {[*self.without]}, got "
+                f"{name!r}."
+            )
+        return self.unlearn_to(self.without[name], name, num_rounds)
+
+    def unlearn_to(
+        self, reference: RunState, name: Hashable, num_rounds: int
+    ) -> Unlearned:
+        """The same, scored by a run of `runs` that was not kept."""
+        start, count = self._run.variables, self._replayer.num_rounds
         server = subtracted(self._run.sim, start, self.players[name], count)
         run = reference._replace(server=server, store=open_store(reference.sim, server))
         for _ in range(num_rounds):
@@ -202,12 +222,13 @@ def find_players(
     ids = {x: i for i, x in enumerate(np.asarray(clients).tolist())}
     if both := [name for name in groups if name in ids]:
         raise ValueError(f"a group must not have a client's name, got {both[0]!r}.")
-    if isinstance(names, str) or not len(names):
+    players = [] if isinstance(names, str) else list(names)
+    if not players or not all(isinstance(x, Hashable) for x in players):
         raise ValueError(
             f"without must be a list of clients and groups, got {names!r}."
         )
-    players = {}
-    for name in names:
+    found = {}
+    for name in players:
         in_group = groups[name] if name in groups else [name]
         unknown = [x for x in in_group if x not in ids]
         if unknown:
@@ -217,13 +238,13 @@ def find_players(
                 f"clients of {what} must be among the run's {len(ids)}, got "
                 f"{unknown[0]!r}{hint(str(unknown[0]), known)}."
             )
-        players[name] = np.unique([ids[x] for x in in_group]).astype(np.int64)
-        if not 0 < len(players[name]) < len(ids):
+        found[name] = np.unique([ids[x] for x in in_group]).astype(np.int64)
+        if not 0 < len(found[name]) < len(ids):
             raise ValueError(
                 f"{name!r} must leave out some of the {len(ids)} clients and keep "
-                f"others, got {len(players[name])} of them."
+                f"others, got {len(found[name])} of them."
             )
-    return players
+    return found
 
 
 def check_disjoint(players: Mapping[Hashable, Ids]) -> None:
@@ -272,13 +293,17 @@ def marginal_values(
     return margins
 
 
-def summarize(margins: np.ndarray, is_exact: bool) -> list[Contribution]:
-    """Mean over permutations of margins [M, n], with Student's intervals."""
+def summarize(margins: np.ndarray, is_whole: bool) -> list[Contribution]:
+    """Mean over permutations of margins [M, n], with Student's intervals.
+
+    Args:
+      is_whole: these are all permutations, whose mean has no error of sampling.
+    """
     from scipy.stats import t
 
     count, mean = len(margins), margins.mean(0)
     half = np.zeros_like(mean)
-    if not is_exact:
+    if not is_whole:
         error = margins.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.inf
         half = t.ppf((1 + LEVEL) / 2, max(count - 1, 1)) * error + half
     rows = zip(mean, mean - half, mean + half, strict=True)

@@ -11,7 +11,12 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.api import RunState
-from fedfr_jax.counterfactual import marginal_values, sample_orders, summarize
+from fedfr_jax.counterfactual import (
+    Replay,
+    marginal_values,
+    sample_orders,
+    summarize,
+)
 from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.systems.devices import log_normal_profiles
@@ -236,6 +241,26 @@ def test_truncated_permutations_ask_for_no_more_sets():
         np.testing.assert_array_equal(margin[order], [1, 1, 0, 0, 0, 0])
 
 
+def test_all_permutations_have_no_interval_though_they_are_ended_early():
+    members = ff.replay(start(), 1, [0, 2, 3], members=4)
+    exact = members.shapley(value, permutations=6)
+    found = members.shapley(value, permutations=6, tolerance=0.01)
+    assert found != exact
+    for one in (*found.values(), *replayed().shapley(value, tolerance=9.0).values()):
+        assert one.low == one.value == one.high
+
+
+def test_runs_that_are_yielded_are_those_that_train_keeps():
+    kept, run = replayed(), start()
+    members = Replay(run, ROUNDS, kept.players, 1)
+    whole, *others = members.runs()
+    assert whole is members.all and members.without == {}
+    for one, name in zip(others, kept.players, strict=True):
+        assert_close(one, kept.without[name])
+        found = members.unlearn_to(one, name, 0)
+        assert found.distance == pytest.approx(kept.unlearn(name, 0).distance, rel=1e-3)
+
+
 def test_unlearning_subtracts_the_weighted_updates_of_all_rounds():
     run, moved = start(), 0.0
     for _ in range(ROUNDS):
@@ -288,6 +313,8 @@ def test_what_cannot_be_replayed_is_refused_in_one_line():
         (run, ["all"], "'all' must leave out some of the 5 clients and keep others"),
         (run, ["none"], "'none' must leave out some of the 5 clients and keep others"),
         (run, [], "without must be a list of clients and groups"),
+        (run, "north", "without must be a list of clients and groups, got 'north'"),
+        (run, [[0, 1]], r"a list of clients and groups, got \[\[0, 1\]\]"),
         (start(systems=slow), [1], "got clients that take time"),
         (streamed, [1], "got streamed examples"),
         (start("feddane"), [1], "got a mean over the whole cohort before training"),
@@ -301,6 +328,8 @@ def test_what_cannot_be_replayed_is_refused_in_one_line():
         ff.replay(named, 1, ["1"], groups={"1": ["2"]})
     with pytest.raises(ValueError, match="share no client, got client number 1"):
         ff.replay(run, 1, [1, "a"], groups={"a": [1, 2]}).shapley(value)
+    with pytest.raises(ValueError, match=r"left out, of \[4, 1\], got 'nroth'"):
+        replayed().unlearn("nroth")
     for algorithm, rule in [("ditto", "states"), ("median", "without a plain mean")]:
         with pytest.raises(ValueError, match=f"with .*{rule}"):
             replayed(algorithm).unlearn(LAST, 0)

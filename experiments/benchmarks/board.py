@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import board_data
+import environments
 import results_file
 import run
 import table
 import workloads
 from board_jobs import JOBS, Job, Program
+
+from fedfr_jax.json_files import read_json
 
 FOLDER = results_file.FOLDER / "board"
 PAGE = results_file.FOLDER.parents[1] / "docs" / "reference" / "board.md"
@@ -74,6 +77,7 @@ def play(name: str, options: Options, output: pathlib.Path | None = None) -> Non
       ValueError: for an unknown job or peer, and at the end when a program has failed.
     """
     programs = chosen(name, options)
+    install(programs)
     path = (output or FOLDER) / f"{name}-{results_file.machine()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,8 +100,30 @@ def chosen(name: str, options: Options) -> dict[str, Program]:
     if unknown:
         known = ", ".join(peers) or "none, as this job has none"
         raise ValueError(f"--peers must be of {known}, got {', '.join(unknown)}.")
+    job, cohort = JOBS[name], options.cohort
+    most = workloads.WORKLOADS[job.workload].population if job.workload else 0
+    if cohort is not None and not 1 <= cohort <= most:
+        rule = f"be from 1 to {most}" if most else f"be left out, as {name} has none"
+        raise ValueError(f"--cohort must {rule}, got {cohort}.")
     left_out = {*peers} - {*(peers if options.peers is None else options.peers)}
     return {k: x for k, x in programs.items() if k not in left_out}
+
+
+def install(programs: dict[str, Program]) -> None:
+    """Install what is missing of the programs' environments, before any is run.
+
+    Raises:
+      ValueError: for one that cannot be installed.
+    """
+    for key, program in programs.items():
+        try:
+            if environment := run.SYSTEMS[program.system].environment:
+                environments.python_of(environment)
+        except RuntimeError as error:
+            raise ValueError(
+                f"--peers must be of systems that can be installed, got {key}: {error} "
+                "Leave it out."
+            ) from None
 
 
 def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
@@ -126,9 +152,11 @@ def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
     for runs, failures in run.in_turns(pairs, options.repeats, play_one):
         for (_, key), results in runs.items():
             made = rows_of(key, programs[key], results, rounds[key], options, job)
-            if (name, key) in failures:
-                made = [{"system": key, "failure": failures[name, key], **facts()}]
             replace_rows(board, key, made)
+        for (_, key), why in failures.items():
+            if not any("failure" not in row for row in rows_by(board, key)):
+                failure = {"system": key, "failure": why, **facts()}
+                replace_rows(board, key, [failure])
         path.write_text(json.dumps(board, indent=1) + "\n")
     return board, failures
 
@@ -141,7 +169,7 @@ def facts() -> dict:
 def kept_board(path: pathlib.Path, name: str, job: Job, data: dict) -> dict:
     """The JSON with the rows that other programs have made of the same data."""
     rows = []
-    if path.exists() and (kept := json.loads(path.read_text()))["data"] == data:
+    if path.exists() and (kept := read_json(path)).get("data") == data:
         rows = kept["rows"]
     published = [{"what": what, "figure": text} for what, text in job.published]
     about = {"job": name, "about": job.about, "source": job.source}
@@ -156,11 +184,17 @@ def kept_board(path: pathlib.Path, name: str, job: Job, data: dict) -> dict:
     }
 
 
+def rows_by(board: dict, key: str) -> list[dict]:
+    """Rows that a program has made."""
+    return [x for x in board["rows"] if x.get("program", x["system"]) == key]
+
+
 def replace_rows(board: dict, key: str, made: list[dict]) -> None:
     """Put a program's rows in place of those that it had, in the job's order."""
     if not made:
         return
-    rows = [x for x in board["rows"] if x.get("program", x["system"]) != key] + made
+    old = rows_by(board, key)
+    rows = [x for x in board["rows"] if x not in old] + made
     order = [*JOBS[board["job"]].programs]
     place = lambda x: order.index(x.get("program", x["system"]))
     board["rows"] = sorted(rows, key=place)
@@ -214,7 +248,7 @@ def total_seconds(results: list[dict]) -> float:
 
 def page() -> list[str]:
     """Parts of the page: a section for each JSON, in the order of the jobs."""
-    boards = [json.loads(x.read_text()) for x in sorted(FOLDER.glob("*-*core.json"))]
+    boards = [read_json(path) for path in sorted(FOLDER.glob("*-*core.json"))]
     order = [*JOBS]
     boards.sort(key=lambda board: (order.index(board["job"]), board["machine"]))
     return [section(board) for board in boards]
@@ -223,7 +257,7 @@ def page() -> list[str]:
 def section(board: dict) -> str:
     """A job on a machine: the table, what was changed, what others have published."""
     parts = [f"### {board['job']}, {board['machine']}", f"{board['about']}."]
-    parts.append(f"Source: {board['source']}. Again: `{board['command']}`.")
+    parts.append(f"Source: {board['source']}. The whole job: `{board['command']}`.")
     if board["data"]:
         parts.append(f"Data: {board['data']['note']}.")
     parts.append(table.table(board["rows"], COLUMNS))

@@ -52,7 +52,7 @@ def main():
             done = subprocess.run(command, capture_output=True, text=True)
         clock.peak = workloads.peak_mib_of_children()
         if done.returncode:
-            sys.exit(done.stderr[-1000:])
+            sys.exit(" ".join(done.stderr.splitlines()[-2:])[-300:])
         log = pathlib.Path(folder, "fedavg", "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in log.splitlines()]
     found = {key: value for line in lines for key, value in line.items()}

@@ -198,6 +198,7 @@ def report_of(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONWARNINGS": "ignore",
     }
+    settings.pop("PYTHONPATH", None)  # a peer imports its environment's alone
     if library is not None:
         settings["PYTHONPATH"] = str(library)
     # A file and not a pipe: an orphan that holds a pipe open would be waited for.

@@ -50,9 +50,10 @@ def bench(
     if job is None:
         print(board["jobs_text"]())
         return
-    for name, number in {"rounds": rounds, "peer_rounds": peer_rounds}.items():
-        if number == 0:
-            raise ValueError(f"--{name} must be at least 1, got 0.")
+    numbers = {"rounds": rounds, "peer_rounds": peer_rounds}
+    for name, number in {**numbers, "repeats": repeats, "timeout": timeout}.items():
+        if number is not None and number < 1:
+            raise ValueError(f"--{name} must be at least 1, got {number}.")
     settings = peers, rounds, peer_rounds, cohort, repeats, timeout
     place = pathlib.Path(output) if output else None
     board["play"](job, board["Options"](*settings), place)

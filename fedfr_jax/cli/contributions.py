@@ -5,7 +5,7 @@ run is changed.
 """
 
 import pathlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ from fedfr_jax.config.build import build
 from fedfr_jax.counterfactual import Replay, Unlearned, check_disjoint
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.simulation import open_store, start_simulation
-from fedfr_jax.federated.unlearning import check_unlearning
+from fedfr_jax.federated.unlearning import check_server
 from fedfr_jax.loading import check_data_path
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.models.saved_model import RECORD
 from fedfr_jax.runs import data_digest
+from fedfr_jax.runs.evaluation_record import RECORD as EVALUATIONS
 from fedfr_jax.runs.evaluation_record import with_prefix
 from fedfr_jax.runs.frozen_base import with_features
 from fedfr_jax.runs.report import drawing
@@ -94,6 +95,7 @@ def open_trained(
     with naming(workdir / CONFIG):
         settings = with_tuples(config)
         check_without_code(settings, workdir / CONFIG)
+    check_version(workdir / (method or last_method(settings)))  # may have other keys
     check_data_path(workdir, settings["data"])
     experiment = build(settings)
     check_stages(workdir, experiment.stages, config)
@@ -120,6 +122,12 @@ def open_trained(
     run = RunState(sim, server, open_store(sim, server), 0, clients)
     parts = experiment, trainer, folder, run
     return Trained(*parts, end.state.first, end.state.server)
+
+
+def last_method(settings: Mapping[str, Any]) -> str:
+    """Name of the last method of a config that nothing has checked, "" for none."""
+    methods = settings.get("methods")
+    return [*methods][-1] if isinstance(methods, Mapping) and methods else ""
 
 
 def check_version(folder: pathlib.Path) -> None:
@@ -160,15 +168,19 @@ def check_options(
     trained: Trained, players: Mapping[Hashable, np.ndarray], options: Options
 ) -> None:
     """Raise ValueError for what cannot be measured, before anything is trained."""
-    if options.metric:
-        evaluators = trained.experiment.task.evaluators
-        check_choice("--metric", options.metric.partition("/")[0], evaluators)
+    record = trained.folder / EVALUATIONS
+    if options.metric and record.is_file():
+        found = manifest.read_object(record).items()
+        names = [f"{k}/{name}" for k, x in found for name in x.get("metrics", ())]
+        choose_metric(options.metric, dict.fromkeys(names, 0.0))
+    if not 0 <= options.tolerance < np.inf:
+        raise ValueError(f"--tolerance must be at least 0, got {options.tolerance}.")
     if options.permutations == 1 and len(players) > 1:
         raise ValueError("--shapley must be at least 2, got 1: one has no interval.")
     if options.permutations:
         check_disjoint(players)
     if options.unlearning_rounds is not None:
-        check_unlearning(trained.run.sim, trained.run.variables)
+        check_server(trained.run.sim, trained.run.variables, trained.num_rounds)
 
 
 def choose_metric(metric: str, found: Mapping[str, float]) -> str:
@@ -179,25 +191,34 @@ def choose_metric(metric: str, found: Mapping[str, float]) -> str:
     return metric
 
 
-def measure(trained: Trained, replay: Replay, options: Options) -> dict[str, Any]:
-    """Measure contributions: the content of replay.json."""
-    everyone = trained.evaluate(replay.all)
-    metrics = with_prefix(everyone)
+def measure(
+    trained: Trained, replay: Replay, options: Options
+) -> Iterator[dict[str, Any]]:
+    """Train and measure; yield the content of replay.json, as far as it has come."""
+    runs = replay.runs()
+    everyone = trained.evaluate(next(runs))
+    away, metrics = difference(replay.all.server, trained.end), with_prefix(everyone)
+    show(
+        f"replay of {trained.folder.name}: the member with all clients ends with the "
+        f"run's numbers {f'to {away:.1e} of their size' if away else 'to the bit'}"
+    )
     metric, rows = choose_metric(options.metric, metrics), []
-    for name, run in replay.without.items():
-        reference = trained.evaluate(run)
+    summary = {"difference": away, "metric": metric, "metrics": metrics}
+    summary["without"] = rows
+    if trained.run.sim.accountant is not None:
+        summary[NOT_PRIVATE] = True
+    for name, run in zip(replay.players, runs, strict=True):
+        exact = trained.evaluate(run)
         row: dict[str, Any] = {"name": display_name(name, trained.client_names)}
-        row["metrics"] = with_prefix(reference)
+        row["metrics"] = with_prefix(exact)
         row["contribution"] = metrics[metric] - row["metrics"][metric]
-        if options.unlearning_rounds is not None:
-            unlearned = replay.unlearn(name, options.unlearning_rounds)
-            states = {
-                "run": everyone,
-                "exact": reference,
-                "unlearned": trained.evaluate(unlearned.run),
-            }
-            row["unlearning"] = score(unlearned, states, replay.players[name])
         rows.append(row)
+        if options.unlearning_rounds is not None:
+            unlearned = replay.unlearn_to(run, name, options.unlearning_rounds)
+            states = {"run": everyone, "exact": exact}
+            states["unlearned"] = trained.evaluate(unlearned.run)
+            row["unlearning"] = score(unlearned, states, replay.players[name])
+        yield summary
     if options.permutations:
         single = trained.only(metric.partition("/")[0])
         values = replay.shapley(
@@ -207,7 +228,7 @@ def measure(trained: Trained, replay: Replay, options: Options) -> dict[str, Any
         )
         for row, contribution in zip(rows, values.values(), strict=True):
             row["shapley"] = contribution._asdict()
-    return {"metric": metric, "metrics": metrics, "without": rows}
+        yield summary
 
 
 def score(
@@ -235,18 +256,11 @@ def score(
 
 
 def write_replay(trained: Trained, replay: Replay, options: Options) -> None:
-    """Measure contributions, show them, and write them into the method's folder."""
-    away = difference(replay.all.server, trained.end)
-    show(
-        f"replay of {trained.folder.name}: the member with all clients ends with the "
-        f"run's numbers {f'to {away:.1e} of their size' if away else 'to the bit'}"
-    )
-    summary = {"difference": away, **measure(trained, replay, options)}
-    if trained.run.sim.accountant is not None:
-        summary[NOT_PRIVATE] = True
-    path = trained.folder / FOLDER / "replay"
+    """Measure contributions, write them into the method's folder, and show them."""
+    path, summary = trained.folder / FOLDER / "replay", {}
     path.parent.mkdir(exist_ok=True)
-    write_json(path.with_suffix(".json"), summary)
+    for summary in measure(trained, replay, options):
+        write_json(path.with_suffix(".json"), summary)
     metric, rows = summary["metric"], summary["without"]
     for table in tables(metric, rows):
         show(table)

@@ -74,7 +74,7 @@ def replay(
         options = Options(metric, shapley, tolerance, unlearn)
         check_options(trained, players, options)
         members_of = Replay(trained.run, trained.num_rounds, players, members)
-        write_replay(trained, members_of.train(), options)
+        write_replay(trained, members_of, options)
 
 
 def parse_player(
@@ -108,9 +108,7 @@ def parse_group(text: str, names: Sequence[str], count: int) -> dict[str, list]:
     {'north': [0, 1, 2, 7]}
     """
     name, equals, ids = text.partition("=")
-    if not equals:
-        if not text.endswith(".json"):
-            raise ValueError(f"--group must be NAME=IDS or a JSON file, got {text!r}.")
+    if text.endswith(".json"):
         found = read_json(text)
         if bad := [name for name, x in found.items() if not isinstance(x, list)]:
             raise ValueError(
@@ -118,6 +116,8 @@ def parse_group(text: str, names: Sequence[str], count: int) -> dict[str, list]:
                 f"for {bad[0]!r}."
             )
         return {k: [client_number(str(x), names) for x in v] for k, v in found.items()}
+    if not equals:
+        raise ValueError(f"--group must be NAME=IDS or a JSON file, got {text!r}.")
     clients: list = []
     for word in filter(None, ids.split(",")):
         first, dash, last = word.partition("-")

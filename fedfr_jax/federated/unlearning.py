@@ -114,6 +114,14 @@ def check_plain(
         )
 
 
+def check_server(sim: Simulation, variables: PyTree, num_rounds: int) -> None:
+    """Raise ValueError for a server that does not add the plain mean, from two rounds.
+
+    Momentum shows in the second.
+    """
+    subtracted(sim, variables, np.zeros(0, np.int64), min(num_rounds, 2))
+
+
 def check_unlearning(sim: Simulation, variables: PyTree) -> None:
     """Raise ValueError unless clients send one plain change of the global model."""
     algorithm = sim.inner_algorithm

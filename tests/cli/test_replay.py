@@ -10,6 +10,7 @@ import pytest
 from fedfr_jax.cli import contributions
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
+from fedfr_jax.federated.replay import Replayer
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
@@ -69,6 +70,7 @@ def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
     for path, content in files.items():
         assert path.read_bytes() == content  # the run is as it was
     assert call("evaluate", f"--workdir={run}") == 0
+    group = group.rename(trained / "a=b.json")
     words = f"--group={group}", "--group=last=1-2", "--without=group:pair"
     words += "--without=group:last", "--without=client:1", "--method=fedavg"
     assert call("replay", run, *words) == 0
@@ -79,6 +81,7 @@ def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
 
 def test_a_replay_that_cannot_be_is_refused_in_one_line(trained, capsys, monkeypatch):
     run, one = trained / "run", ("--without=client:1", "--method=fedavg")
+    monkeypatch.setattr(Replayer, "train", lambda *_: pytest.fail("has trained"))
 
     def refused(rule, *words, folder=run):
         assert call("replay", folder, *words) != 0
@@ -102,12 +105,22 @@ def test_a_replay_that_cannot_be_is_refused_in_one_line(trained, capsys, monkeyp
     wrong = f"--group={trained / 'wrong.json'}"
     refused("must be an object of lists of clients, got 1 for 'a'", wrong, *one)
     refused("--metric must be one of", "--metric=generic/acuracy", *one)
+    for bad in ("-1", "nan"):
+        rule = f"--tolerance must be at least 0, got {float(bad)}"
+        refused(rule, f"--tolerance={bad}", "--shapley=2", *one)
     refused("--method must be one of", "--without=client:1", "--method=fedprox")
     refused("got central, which trains", "--without=client:1", "--method=central")
     refused("got no config.json in it", *one, folder=trained)
-    monkeypatch.setattr(contributions, "library_version", lambda: "0.0.1")
-    refused("must be replayed with the fedfr_jax that trained it", *one)
-    monkeypatch.undo()
+    version = "must be replayed with the fedfr_jax that trained it"
+    with monkeypatch.context() as patch:
+        patch.setattr(contributions, "library_version", lambda: "0.0.1")
+        refused(version, *one)
+        other = shutil.copytree(run, trained / "other")
+        (other / "manifest.json").unlink()
+        config = json.loads((other / "config.json").read_text())
+        config["federation"]["of_another_version"] = 1
+        (other / "config.json").write_text(json.dumps(config))
+        refused(version, *one, folder=other)
     data = trained / "set.npz"
     shutil.move(data, trained / "away.npz")
     refused("needs its data at the path in its config.json", *one)
@@ -117,3 +130,41 @@ def test_a_replay_that_cannot_be_is_refused_in_one_line(trained, capsys, monkeyp
     np.savez(data, images=images, labels=labels)
     refused("but these have changed: 1 images differ", *one)
     shutil.move(trained / "away.npz", data)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"name": "fedadam", "learning_rate": 0.1},
+        {"name": "fedavgm", "learning_rate": 1.0},
+    ],
+)
+def test_a_server_optimizer_is_refused_before_members_train(
+    trained, tmp_path, capsys, monkeypatch, server
+):
+    algorithm = {"name": "fedavg", "server_optimizer": server}
+    methods = {"fedavg": {"learning_rate": 0.05, "algorithm": algorithm}}
+    config = write_config(tmp_path, methods=methods)
+    run = tmp_path / "run"
+    assert call("train", f"--config={config}", f"--workdir={run}") == 0
+    monkeypatch.setattr(Replayer, "train", lambda *_: pytest.fail("has trained"))
+    capsys.readouterr()
+    assert call("replay", run, "--without=client:1", "--unlearn=1") != 0
+    assert "needs a server that adds the mean" in capsys.readouterr().err
+
+
+def test_what_is_measured_stays_when_a_later_player_fails(trained, monkeypatch):
+    folder = trained / "run" / "fedavg" / "replay"
+    shutil.rmtree(folder, ignore_errors=True)
+    measured = contributions.score
+
+    def fail(unlearned, states, ids):
+        if 1 in ids:
+            raise ValueError("no memory")
+        return measured(unlearned, states, ids)
+
+    monkeypatch.setattr(contributions, "score", fail)
+    words = "--without=client:0", "--without=client:1", "--unlearn=0"
+    assert call("replay", trained / "run", "--method=fedavg", *words) != 0
+    (row,) = json.loads((folder / "replay.json").read_text())["without"]
+    assert row["name"] == "client 0" and "unlearning" in row

@@ -46,7 +46,10 @@ def test_a_file_has_the_schema_and_its_name_and_programs_of_its_job(path, board)
     value = json.loads(path.read_text())
     check(value)
     assert path.stem == f"{value['job']}-{value['machine']}"
-    programs = board.JOBS[value["job"]].programs
+    job = board.JOBS[value["job"]]
+    programs = job.programs
+    assert (value["about"], value["source"]) == (job.about, job.source)
+    assert [(x["what"], x["figure"]) for x in value["published"]] == [*job.published]
     assert {x.get("program", x["system"]) for x in value["rows"]} <= {*programs}
     for row in value["rows"]:
         peers = programs[row.get("program", row["system"])]
@@ -135,6 +138,10 @@ def test_a_file_that_breaks_the_schema_is_refused(board, change):
         (["pfl-cifar10", "--peers=fedml"], "--peers must be of pfl, flower, got fedml"),
         (["partial-fc", "--peers=pfl"], "--peers must be of none, .*, got pfl"),
         (["pfl-cifar10", "--rounds=0"], "--rounds must be at least 1, got 0"),
+        (["pfl-cifar10", "--repeats=0"], "--repeats must be at least 1, got 0"),
+        (["pfl-cifar10", "--timeout=0"], "--timeout must be at least 1, got 0"),
+        (["pfl-cifar10", "--cohort=1001"], "must be from 1 to 1000, got 1001"),
+        (["partial-fc", "--cohort=5"], "must be left out, as partial-fc has none"),
     ],
 )
 def test_a_mistake_is_one_line(words, message, command, capsys):
@@ -152,22 +159,56 @@ def test_where_there_is_no_clone_one_line_says_so(
     assert "needs a clone of the repository" in capsys.readouterr().err
 
 
-def test_a_peer_that_cannot_be_installed_is_a_row_and_one_line(
+def test_a_peer_that_cannot_be_installed_is_one_line_before_anything_runs(
     board, tmp_path, monkeypatch
 ):
     def refuse(system):
         raise RuntimeError(f"no distribution for {system}")
 
-    monkeypatch.setattr(board.run.environments, "python_of", refuse)
-    monkeypatch.setattr(board.board_data, "write", lambda *args: {})
-    programs = board.JOBS["pfl-cifar10"].programs
-    monkeypatch.setattr(board, "chosen", lambda *args: {"pfl": programs["pfl"]})
-    with pytest.raises(ValueError, match="pfl: no distribution for pfl$"):
+    monkeypatch.setattr(board.environments, "python_of", refuse)
+    with pytest.raises(ValueError, match="got pfl: no distribution for pfl Leave"):
         board.play("pfl-cifar10", board.Options(), tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_failure_is_a_row_only_where_a_program_has_no_other(
+    board, tmp_path, monkeypatch
+):
+    report = {"version": "9.9", "first_seconds": 5.0, "seconds": [1.0]}
+    report |= {"cpu_seconds": [1.0], "peak_mib": 100.0, "accuracy": 0.5}
+    data = {"name": "cifar10", "kind": "part", "split": "iid", "note": "a part of it"}
+    data |= {"train_images": 6, "test_images": 2}
+    monkeypatch.setattr(board.board_data, "write", lambda *args: data)
+    monkeypatch.setattr(board, "install", lambda programs: None)
+    answers = {}
+
+    def run_once(workload, system, rounds, timeout, **settings):
+        answer = answers[system].pop(0)
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return answer
+
+    def rows(repeats, **of):
+        answers.update(of)
+        options = board.Options(repeats=repeats)
+        with pytest.raises(ValueError, match="all programs must run, got"):
+            board.play("pfl-cifar10", options, tmp_path)
+        (path,) = tmp_path.glob("*.json")
+        value = json.loads(path.read_text())
+        check(value)
+        return {row["system"]: row for row in value["rows"]}
+
+    monkeypatch.setattr(board.run, "run_once", run_once)
+    found = rows(2, ours=[report, "too long"], pfl=["broken"], flower=["no"])
+    assert found["ours"]["accuracy"] == 0.5 and found["ours"]["repeats"] == 1
+    assert found["pfl"]["failure"] == "broken" and found["flower"]["failure"] == "no"
+    again = rows(1, ours=["killed"], pfl=["torn"], flower=[report])
+    assert again["ours"] == found["ours"] and again["pfl"]["failure"] == "torn"
+    assert again["flower"]["accuracy"] == 0.5
     (path,) = tmp_path.glob("*.json")
-    value = json.loads(path.read_text())
-    check(value)
-    assert value["rows"][0]["failure"] == "no distribution for pfl"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=path.name):
+        board.play("pfl-cifar10", board.Options(), tmp_path)
 
 
 @pytest.mark.parametrize("split", ["iid", "dirichlet", "shards"])
