@@ -5,7 +5,8 @@ import re
 # Words in the names (before "@") of metrics that are better when smaller, and of those
 # that are neither good nor bad.
 SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
-SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon", "joules", "kwh", "kg", "price"}
+SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon", "joules", "kwh", "price"}
+SMALLER_IS_BETTER |= {"kg", "grams"}
 NEITHER = {"delta", "far", "measured", "std", "threshold"}
 # Marks numbers of clients of a private method, which the mechanism does not cover.
 NOT_PRIVATE = "not_private"

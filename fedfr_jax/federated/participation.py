@@ -312,7 +312,7 @@ def finish_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
 def with_costs(
     sim: Simulation, cohort: Cohort, log: RoundLog
 ) -> tuple[RoundLog, dict[str, float]]:
-    """Add clients' joules, and give the energy, CO2 and price of the round.
+    """Add each client's energy, CO2 and price, and give those of the round.
 
     Clients that trained and whose update was lost have cost as much as others.
     """
@@ -328,8 +328,7 @@ def with_costs(
     steps = local_steps(sim, cohort, log.num_added)
     costs = costs_of(prices, sim.work, log.ids, steps, seconds)
     costs = Costs(*(np.where(is_present, x, 0.0) for x in costs))
-    metrics = {**log.metrics, "joules": costs.joules}
-    return log._replace(metrics=metrics), costs.total
+    return log._replace(metrics={**log.metrics, **costs.each}), costs.total
 
 
 def received_metrics(metrics: dict, participation: Participation | None) -> dict:

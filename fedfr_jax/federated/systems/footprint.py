@@ -53,6 +53,16 @@ class Costs(NamedTuple):
     price: np.ndarray  # [K]
 
     @property
+    def each(self) -> dict[str, np.ndarray]:
+        """Costs [K] of each client, as they stand in a run's log."""
+        grams = 1e3 * self.co2
+        return {
+            "joules": self.joules,
+            "co2_grams": grams,
+            "client_price": self.price,
+        }
+
+    @property
     def total(self) -> dict[str, float]:
         """Costs of all clients together, as they stand in a run's log."""
         kwh = float(self.joules.sum()) / KWH
