@@ -1,0 +1,80 @@
+"""What the board's own programs report: of configs, of plans, of bits."""
+
+import json
+
+import pytest
+
+from tests.experiments.scripts import load
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch):
+    """The mark by which a run finds its processes."""
+    monkeypatch.setenv(load("benchmarks/workloads").MARK, "of_a_test")
+
+
+@pytest.fixture
+def data(monkeypatch, tmp_path):
+    """An empty folder of data sets."""
+    monkeypatch.setenv("FEDFR_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_a_config_has_its_own_data_or_a_stand_in_that_says_what_is_missing(data):
+    script = load("benchmarks/ours_config")
+    name, folder = "bench/fedscale_femnist", data / "fedscale"
+    folder.mkdir()
+    for file in ("femnist.npz", "fedscale/client_device_capacity"):
+        (data / file).touch()
+    word, note = script.usable_word(name, "fedbuff")
+    assert word == "fedbuff_standin"
+    assert "without client_behave_trace:" in note and "say nothing of FEMNIST" in note
+    (folder / "client_behave_trace").touch()
+    assert script.usable_word(name, "fedbuff") == (
+        "fedbuff",
+        "its own data and traces",
+    )
+
+
+def test_a_config_that_fails_says_why_in_its_last_line(data, monkeypatch):
+    script = load("benchmarks/ours_config")
+    words = ["x", "--config=bench/fedscale_femnist", "--word=sync"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match=r"mnist_pfl20.*\(FEDFR_DEBUG=1 shows where"):
+        script.main()
+
+
+@pytest.mark.parametrize(
+    ("planned", "compiled", "fits"),
+    [(True, True, "yes"), (True, False, "no"), (False, True, "no")],
+)
+def test_a_planned_row_fits_if_both_say_so(monkeypatch, planned, compiled, fits):
+    script = load("benchmarks/ours_plan")
+    plan = {"images_per_second": 9.0, "total_bytes": 2**31, "fits": planned}
+    asked = {}
+
+    def print_plan(config, methods, **of):
+        asked.update(of, rate=config.pretrain.class_sample_rate)
+        return {"stages": {script.STAGE: plan}}
+
+    step = {"gib": {"needed": 3.0}, "fits": compiled}
+    monkeypatch.setattr(script, "print_plan", print_plan)
+    monkeypatch.setattr(
+        script, "compile_for", lambda device, flags: {script.STAGE: {"step": step}}
+    )
+    row = script.row_of("125000", "Partial FC 0.1", "v100:1x1x8")
+    assert asked == {"device": "v100", "devices": 8, "rate": 0.1}
+    assert row["system"] == "ours, 8 x v100: 125000, Partial FC 0.1"
+    assert (row["gib_a_device"], row["compiled_gib"], row["fits"]) == (2.0, 3.0, fits)
+
+
+@pytest.mark.parametrize("killed", ["ab", "cd"])
+def test_bits_are_the_same_only_if_every_case_has_them(monkeypatch, capsys, killed):
+    script = load("benchmarks/ours_bits")
+    monkeypatch.setattr("sys.argv", ["x", "--workload=blazefl_all"])
+    digest_of = lambda name, words: killed if "killed" in name else "ab"
+    monkeypatch.setattr(script, "digest_of_case", digest_of)
+    script.main()
+    report = json.loads(capsys.readouterr().out.removeprefix(script.workloads.PREFIX))
+    assert report["same bits"] == ("yes" if killed == "ab" else "no")
+    assert len(report["digests"]) == 3
