@@ -191,7 +191,7 @@ def train(
     sim = runs.sims[0]
     reason = needs_round_before(sim.algorithm, sim.settings.systems)
     for sink in first_outputs.sinks if reason and len(calls) > 1 else ():
-        sink.note(f"no round is read before its time, with {reason}")
+        sink.note(f"rounds are read one by one, not ahead, because of {reason}")
     note_compiling(first_outputs.sinks)
     stages = [x.stage for x in outputs]
     with (
