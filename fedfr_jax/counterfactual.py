@@ -125,25 +125,26 @@ class Replay:
         return dict(zip(names, summarize(margins, is_whole), strict=True))
 
     @checked
-    def unlearn(self, name: Hashable, num_rounds: Whole = 1) -> Unlearned:
+    def unlearn(
+        self,
+        name: Hashable,
+        num_rounds: Whole = 1,
+        *,
+        reference: RunState | None = None,
+    ) -> Unlearned:
         """Unlearn a player by subtraction, see `federated.unlearning`; score it.
-
-        The reference is `without[name]`, which has never seen the player.
 
         Args:
           num_rounds: trained without the player after its updates are subtracted.
+          reference: the run that has never seen the player, as `runs` gave it; None
+            takes `without[name]`.
         """
-        if name not in self.without:
+        if name not in self.players:
             raise ValueError(
-                f"name must be one that the replay left out, of {[*self.without]}, got "
+                f"name must be one that the replay left out, of {[*self.players]}, got "
                 f"{name!r}."
             )
-        return self.unlearn_to(self.without[name], name, num_rounds)
-
-    def unlearn_to(
-        self, reference: RunState, name: Hashable, num_rounds: int
-    ) -> Unlearned:
-        """The same, scored by a run of `runs` that was not kept."""
+        reference = reference or self.without[name]
         start, count = self._run.variables, self._replayer.num_rounds
         server = subtracted(self._run.sim, start, self.players[name], count)
         run = reference._replace(server=server, store=open_store(reference.sim, server))

@@ -257,7 +257,7 @@ def test_runs_that_are_yielded_are_those_that_train_keeps():
     assert whole is members.all and members.without == {}
     for one, name in zip(others, kept.players, strict=True):
         assert_close(one, kept.without[name])
-        found = members.unlearn_to(one, name, 0)
+        found = members.unlearn(name, 0, reference=one)
         assert found.distance == pytest.approx(kept.unlearn(name, 0).distance, rel=1e-3)
 
 

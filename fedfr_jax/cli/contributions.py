@@ -214,7 +214,8 @@ def measure(
         row["contribution"] = metrics[metric] - row["metrics"][metric]
         rows.append(row)
         if options.unlearning_rounds is not None:
-            unlearned = replay.unlearn_to(run, name, options.unlearning_rounds)
+            count = options.unlearning_rounds
+            unlearned = replay.unlearn(name, count, reference=run)
             states = {"run": everyone, "exact": exact}
             states["unlearned"] = trained.evaluate(unlearned.run)
             row["unlearning"] = score(unlearned, states, replay.players[name])
