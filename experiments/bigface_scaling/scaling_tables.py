@@ -31,7 +31,7 @@ LAWS = {
     "error with masks, masked FNMR at FPR 0.01": (MASKED, False),
 }
 ERRORS = {"masked FNMR": MASKED, "standard FNMR": STANDARD, "MFR score": SCORE}
-CLAIMS = (  # part, what BigFace says, the row of the lower error, the other, the error
+CLAIMS = (  # part, what is claimed, the row of the lower error, the other, the error
     ("masks", "masks help with masks", "ratio 0.35", "ratio 0", "masked FNMR"),
     ("masks", "masks cost without", "ratio 0", "ratio 0.35", "standard FNMR"),
     ("masks", "more masks help with masks", "ratio 0.5", "ratio 0.35", "masked FNMR"),
@@ -228,7 +228,7 @@ def tested(gain: np.ndarray) -> list[str]:
 
 
 def claim_table(results: Results) -> str:
-    """What BigFace says of masks and experts, by the seeds that have both rows."""
+    """Claims about masks and experts, by the seeds that have both rows."""
     head = ["claim", "rows", "error", "difference in points, each seed", "p", "holds"]
     lines = []
     for part, claim, lower, higher, what in CLAIMS:
@@ -261,5 +261,5 @@ def text(results: Results, laws: Mapping[str, Study]) -> str:
         if part in results:
             parts += [f"### {title}", score_table(results, part)]
     if results.keys() & {claim[0] for claim in CLAIMS}:
-        parts += ["### What BigFace says of masks and experts", claim_table(results)]
+        parts += ["### Masks and experts, seed by seed", claim_table(results)]
     return "\n\n".join(part for part in parts if part)
