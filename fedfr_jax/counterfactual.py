@@ -5,6 +5,7 @@ over permutations of what a client adds to those before it, by truncated Monte C
 (Ghorbani and Zou 2019, arXiv:1904.02868, algorithm 1), or exact over all permutations.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from fedfr_jax import trees
 from fedfr_jax.api import RunState, run_rounds
 from fedfr_jax.federated.replay import Member, Replayer
 from fedfr_jax.federated.simulation import open_store
-from fedfr_jax.federated.unlearning import subtracted
+from fedfr_jax.federated.unlearning import Subtraction
 from fedfr_jax.ranges import Count, NonNegative, Seed, Whole
 from fedfr_jax.schema import checked, hint
 
@@ -145,12 +146,20 @@ class Replay:
                 f"{name!r}."
             )
         reference = reference or self.without[name]
-        start, count = self._run.variables, self._replayer.num_rounds
-        server = subtracted(self._run.sim, start, self.players[name], count)
+        server = self._subtraction.without(self.players[name])
         run = reference._replace(server=server, store=open_store(reference.sim, server))
         for _ in range(num_rounds):
             run, _ = run_rounds(run, 1)
         return Unlearned(run, distance(run, reference), distance(self.all, reference))
+
+    def check_unlearning(self) -> None:
+        """Raise ValueError for a run of which `unlearn` cannot subtract updates."""
+        self._subtraction.check()
+
+    @functools.cached_property
+    def _subtraction(self) -> Subtraction:
+        run = self._run
+        return Subtraction(run.sim, run.variables, self._replayer.num_rounds)
 
     def _members(self, sets: Sequence[Sequence[Hashable]]) -> Iterator[RunState]:
         """Yield the run after its rounds, without the players of each set."""

@@ -21,6 +21,7 @@ from fedfr_jax.federated.rounds import run_cohort
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.systems.devices import log_normal_profiles
 from fedfr_jax.federated.systems.settings import Systems
+from fedfr_jax.federated.unlearning import Subtraction
 from fedfr_jax.types import Cohort
 
 pytestmark = pytest.mark.ci
@@ -287,6 +288,19 @@ def test_unlearning_subtracts_the_weighted_updates_of_all_rounds():
     again = found.run._replace(sim=members.without[LAST].sim)
     assert_close(tuned, ff.run_rounds(again, 2)[0])
     assert tuned.round_number == ROUNDS + 2
+
+
+def test_updates_of_all_players_are_subtracted_by_one_program():
+    run = start()
+    subtraction = Subtraction(run.sim, run.variables, ROUNDS)
+    subtraction.check()
+    servers = [subtraction.without(np.array(ids)) for ids in ([1], [0, 2], [1])]
+    models = map(run.sim.inner_algorithm.global_model, servers)
+    kernels = [model["params"]["W"] for model in models]
+    programs = subtraction.recorder.programs
+    assert programs.run_whole.num_compiled() + programs.run.num_compiled() == 1
+    np.testing.assert_array_equal(kernels[0], kernels[2])
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
 
 
 @pytest.mark.parametrize("algorithm", ["clipped", "halved"])

@@ -19,7 +19,6 @@ from fedfr_jax.config.build import build
 from fedfr_jax.counterfactual import Replay, Unlearned, check_disjoint
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.simulation import open_store, start_simulation
-from fedfr_jax.federated.unlearning import check_server
 from fedfr_jax.loading import check_data_path
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.models.saved_model import RECORD
@@ -164,9 +163,7 @@ class Options(NamedTuple):
     unlearning_rounds: int | None = None  # None for no unlearning
 
 
-def check_options(
-    trained: Trained, players: Mapping[Hashable, np.ndarray], options: Options
-) -> None:
+def check_options(trained: Trained, replay: Replay, options: Options) -> None:
     """Raise ValueError for what cannot be measured, before anything is trained."""
     record = trained.folder / EVALUATIONS
     if options.metric and record.is_file():
@@ -175,12 +172,12 @@ def check_options(
         choose_metric(options.metric, dict.fromkeys(names, 0.0))
     if not 0 <= options.tolerance < np.inf:
         raise ValueError(f"--tolerance must be at least 0, got {options.tolerance}.")
-    if options.permutations == 1 and len(players) > 1:
+    if options.permutations == 1 and len(replay.players) > 1:
         raise ValueError("--shapley must be at least 2, got 1: one has no interval.")
     if options.permutations:
-        check_disjoint(players)
+        check_disjoint(replay.players)
     if options.unlearning_rounds is not None:
-        check_server(trained.run.sim, trained.run.variables, trained.num_rounds)
+        replay.check_unlearning()
 
 
 def choose_metric(metric: str, found: Mapping[str, float]) -> str:

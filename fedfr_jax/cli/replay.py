@@ -72,9 +72,9 @@ def replay(
         ]
         players = find_players(wanted, groups, range(count))
         options = Options(metric, shapley, tolerance, unlearn)
-        check_options(trained, players, options)
-        members_of = Replay(trained.run, trained.num_rounds, players, members)
-        write_replay(trained, members_of, options)
+        replayed = Replay(trained.run, trained.num_rounds, players, members)
+        check_options(trained, replayed, options)
+        write_replay(trained, replayed, options)
 
 
 def parse_player(

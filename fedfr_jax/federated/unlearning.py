@@ -30,68 +30,88 @@ class Recorded(NamedTuple):
     """A server, and the sum over rounds of weighted updates of some clients."""
 
     inner: PyTree
+    clients: jax.Array  # [N] bool, those that are recorded: numbers, so that one
+    # program serves all clients
     moved: PyTree  # like a client's update, sum of w_k / W times the update
     total: PyTree  # the same of all clients
 
 
-def recording(algorithm: Algorithm, clients: np.ndarray) -> Algorithm:
-    """Record what the `clients` [N] bool have moved the mean by, in the server."""
+def recording(algorithm: Algorithm, num_clients: int) -> Algorithm:
+    """Record in the server what its `clients` have moved the mean by."""
 
     def init(variables):
         server = algorithm.init(variables)
         nothing = zero_update(algorithm, server)
-        return Recorded(server, nothing, nothing)
+        return Recorded(server, jnp.zeros(num_clients, bool), nothing, nothing)
 
     def client_update(key, server, personal, client):
         output = algorithm.client_update(key, server.inner, personal, client)
         every = weighted(output.update, output.weight)
-        is_recorded = jnp.asarray(clients)[client.id]
-        sent = trees.where(is_recorded, every, jax.tree.map(jnp.zeros_like, every))
+        nothing = jax.tree.map(jnp.zeros_like, every)
+        sent = trees.where(server.clients[client.id], every, nothing)
         return output._replace(sums=(output.sums, sent, every, output.weight))
 
     def server_update(server, result):
         sums, sent, every, weight = result.sums
         weight = jnp.where(weight > 0, weight, 1)  # of a round without clients
-        new = algorithm.server_update(server.inner, result._replace(sums=sums))
-        moved = trees.add(server.moved, trees.divide(sent, weight))
-        total = trees.add(server.total, trees.divide(every, weight))
-        return Recorded(new, moved, total)
+        return server._replace(
+            inner=algorithm.server_update(server.inner, result._replace(sums=sums)),
+            moved=trees.add(server.moved, trees.divide(sent, weight)),
+            total=trees.add(server.total, trees.divide(every, weight)),
+        )
 
     return on_inner(algorithm)._replace(
         init=init, client_update=client_update, server_update=server_update
     )
 
 
-def subtracted(
-    sim: Simulation, variables: PyTree, ids: np.ndarray, num_rounds: int
-) -> PyTree:
-    """Train the rounds, and subtract the updates of the clients `ids` [n]: a server.
+class Subtraction:
+    """The first rounds of a run, trained again to subtract what clients have sent."""
 
-    Args:
-      variables: of the global model before the first round.
+    def __init__(self, sim: Simulation, variables: PyTree, num_rounds: int):
+        """Keep the run and its global model's first `variables`; trains nothing yet.
 
-    Raises:
-      ValueError: for an algorithm that is more than a mean of clients' updates.
-    """
-    algorithm, clients = sim.inner_algorithm, np.zeros(sim.population.num_clients, bool)
-    clients[ids] = True
-    check_unlearning(sim, variables)
-    recorder = build_simulation(
-        recording(algorithm, clients),
-        sim.batching,
-        sim.device_data,
-        sim.population,
-        sim.settings,
-        mesh=sim.mesh,
-    )
-    server, ends = start_simulation(recorder, variables), []
-    calls = [(first, first + 1) for first in range(num_rounds)]
-    keep = lambda call: ends.__setitem__(slice(None), [call.servers])
-    train_calls(recorder.runs, server, [open_store(recorder, server)], calls, keep)
-    (end,) = ends
-    whole = algorithm.global_model(end.inner)
-    check_plain(algorithm, start_simulation(sim, variables), whole, end.total)
-    return start_simulation(sim, jax.tree.map(jnp.subtract, whole, end.moved))
+        Raises:
+          ValueError: for clients that send more than one plain change of the model.
+        """
+        check_unlearning(sim, variables)
+        self._sim, self._variables, self._num_rounds = sim, variables, num_rounds
+        self.recorder = build_simulation(
+            recording(sim.inner_algorithm, sim.population.num_clients),
+            sim.batching,
+            sim.device_data,
+            sim.population,
+            sim.settings,
+            mesh=sim.mesh,
+        )
+
+    def check(self) -> None:
+        """Raise ValueError for a server that does not add the plain mean.
+
+        Two rounds tell: momentum shows in the second.
+        """
+        self._train(np.zeros(0, np.int64), min(self._num_rounds, 2))
+
+    def without(self, ids: np.ndarray) -> PyTree:
+        """Train the rounds, subtract the updates of the clients `ids` [n]: a server.
+
+        Raises:
+          ValueError: for a server that is more than a mean of clients' updates.
+        """
+        return self._train(ids, self._num_rounds)
+
+    def _train(self, ids: np.ndarray, num_rounds: int) -> PyTree:
+        start = start_simulation(self.recorder, self._variables)
+        server, ends = start._replace(clients=start.clients.at[ids].set(True)), []
+        calls = [(first, first + 1) for first in range(num_rounds)]
+        keep = lambda call: ends.__setitem__(slice(None), [call.servers])
+        stores = [open_store(self.recorder, server)]
+        train_calls(self.recorder.runs, server, stores, calls, keep)
+        (end,) = ends
+        algorithm, sim = self._sim.inner_algorithm, self._sim
+        whole = algorithm.global_model(end.inner)
+        check_plain(algorithm, start_simulation(sim, self._variables), whole, end.total)
+        return start_simulation(sim, jax.tree.map(jnp.subtract, whole, end.moved))
 
 
 def check_plain(
@@ -112,14 +132,6 @@ def check_plain(
             f"it is, got {algorithm}, which ends elsewhere: links change updates, or a "
             "server optimizer or rate changes the step. Use the exact replay alone."
         )
-
-
-def check_server(sim: Simulation, variables: PyTree, num_rounds: int) -> None:
-    """Raise ValueError for a server that does not add the plain mean, from two rounds.
-
-    Momentum shows in the second.
-    """
-    subtracted(sim, variables, np.zeros(0, np.int64), min(num_rounds, 2))
 
 
 def check_unlearning(sim: Simulation, variables: PyTree) -> None:

@@ -25,6 +25,7 @@ from fedfr_jax.federated.systems.devices import (
     log_normal_profiles,
 )
 from fedfr_jax.federated.systems.failures import Dropout
+from fedfr_jax.federated.systems.footprint import Footprint
 from fedfr_jax.federated.systems.settings import Systems, check_systems
 from fedfr_jax.federated.systems.state import as_seconds
 from fedfr_jax.types import ClientOutput
@@ -42,7 +43,7 @@ SETTINGS = {
 IMAGES, LABELS, START = regression.examples(SIZES, seed=3)
 
 
-def run_of(settings):
+def run_of(settings, footprint=None):
     """A run of softmax regressions, one full batch a step, and some dropouts."""
     data = ff.FederatedDataset.from_client_ids(
         IMAGES, LABELS, np.repeat(np.arange(len(SIZES)), SIZES)
@@ -56,7 +57,9 @@ def run_of(settings):
         local_epochs=STEPS,
         seed=SEED,
         mesh=ff.make_mesh(2),
-        systems=Systems(ff.Dropout(0.1, 0.1), PROFILES, asynchronous=settings),
+        systems=Systems(
+            ff.Dropout(0.1, 0.1), PROFILES, asynchronous=settings, footprint=footprint
+        ),
     )
 
 
@@ -139,6 +142,26 @@ def test_the_engine_does_what_an_event_loop_does(name):
         found.append(metrics["simulated_seconds"])
     assert run.sim.programs.run_whole.num_compiled() == 1
     assert (np.diff(found) >= 0).all()
+
+
+def test_updates_that_the_server_takes_cost_what_the_hour_of_its_step_emits():
+    settings = SETTINGS["fedbuff"]
+    _, times, *_ = event_loop(settings, run_of(settings).sim.work)
+    change = (times[1] + times[2]) / 2  # from hour 0 to 1, between two steps
+    joules, grams = np.arange(1.0, 1 + len(SIZES)), np.arange(1.0, 25)
+    prices = Footprint(joules, 2.0, 0.5, 4.0, grams, 1 - change / 3600)
+    run = run_of(settings, prices)
+    work, emitted = run.sim.work, []
+    for _ in range(4):
+        run, metrics = ff.run_round(run)
+        gflop, ids = STEPS * work.flops_per_step / 1e9, metrics["client"]
+        spent = joules[ids] * gflop + 2.0 * 2 * 72 / 1e6
+        np.testing.assert_allclose(metrics["joules"], spent)
+        price = 0.5 * spent.sum() / 3.6e6 + 4.0 * len(ids) * 2 * 72 / 1e9
+        assert metrics["price"] == pytest.approx(price)
+        assert len(ids) == metrics["num_clients"] == 2
+        emitted.append(metrics["co2_kg"] / metrics["energy_kwh"] * 1000)
+    np.testing.assert_allclose(emitted, [1, 1, 2, 2])
 
 
 def test_an_update_of_the_largest_staleness_counts_and_a_later_one_is_gone():

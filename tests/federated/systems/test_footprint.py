@@ -12,21 +12,23 @@ from fedfr_jax.federated.disclosure import count_work
 from fedfr_jax.federated.systems.devices import Work
 from fedfr_jax.federated.systems.footprint import costs_of, footprint
 from fedfr_jax.federated.systems.settings import check_systems
+from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import blind_experiment
 from fedfr_jax.plan.needs import federated_needs
+from fedfr_jax.plan.stages import format_stage, plan_stage
 from fedfr_jax.runs.experiment import run_experiment
 from tests.tasks import tiny
 
 WORK = Work(download=2_000_000, upload=1_000_000, flops=10**9, flops_per_step=2 * 10**9)
 GRID = "hour,grams_per_kwh\n"
-DEVICES = "client,joules_per_gflop,joules_per_mb,price_per_kwh\n"
+PRICES = "client,joules_per_gflop,joules_per_mb,price_per_kwh\n"
 
 
 def test_costs_by_hand(tmp_path):
     (tmp_path / "grid.csv").write_text(
         GRID + "".join(f"{h},{100 * h}\n" for h in reversed(range(24)))
     )
-    (tmp_path / "devices.csv").write_text(DEVICES + "1,1,0,0.5\n0,2,10,0.25\n")
+    (tmp_path / "devices.csv").write_text(PRICES + "1,1,0,0.5\n0,2,10,0.25\n")
     prices = footprint(
         2,
         devices=str(tmp_path / "devices.csv"),
@@ -52,8 +54,8 @@ def test_costs_by_hand(tmp_path):
     [
         ("grid", GRID + "0,1\n", "a line for each of the 24 hours, got 0 for hour 1"),
         ("grid", GRID + "24,1\n", r"must have hours in \[0, 24\)"),
-        ("devices", DEVICES + "0,1,1,1\n1,1,-2,1\n", "numbers of at least 0, got -2"),
-        ("devices", DEVICES + "0,1,1,1\n", "each of the 2 clients, got 0 for client 1"),
+        ("devices", PRICES + "0,1,1,1\n1,1,-2,1\n", "numbers of at least 0, got -2"),
+        ("devices", PRICES + "0,1,1,1\n", "each of the 2 clients, got 0 for client 1"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path, key, text, message):
@@ -66,7 +68,7 @@ def test_a_bad_file_is_refused(tmp_path, key, text, message):
 
 def test_devices_of_another_number_of_clients_are_refused(tmp_path):
     path = tmp_path / "devices.csv"
-    path.write_text(DEVICES + "0,1,1,1\n1,1,1,1\n")
+    path.write_text(PRICES + "0,1,1,1\n1,1,1,1\n")
     systems = ff.Systems(footprint=footprint(2, devices=str(path)))
     with pytest.raises(ValueError, match="footprint must have 3 clients, got 2"):
         check_systems(systems, num_clients=3, cohort_size=3)
@@ -119,3 +121,15 @@ def test_a_run_adds_up_what_its_rounds_cost_and_the_plan_foretells_it(tmp_path):
         assert value > 0
         assert value == pytest.approx(sum(row[name] for row in rows))
         assert planned[name] == pytest.approx(value)
+    told = f"{planned['energy_kwh']:.3g} kWh, {planned['co2_kg']:.3g} kg CO2, price "
+    (line,) = [x for x in plan_lines(config) if "clients of all rounds spend" in x]
+    assert line.endswith(f"  {told}{planned['price']:.3g}")
+    config["federation"]["systems"] = {}
+    assert not any("spend" in line for line in plan_lines(config))
+
+
+def plan_lines(config):
+    """The plan of method x as it is printed."""
+    device = DEVICES["v100"]
+    numbers = plan_stage(blind_experiment(config), "x", device)
+    return format_stage("x", numbers, device, 1).splitlines()
