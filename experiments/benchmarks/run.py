@@ -202,7 +202,9 @@ def report_of(
     if library is not None:
         settings["PYTHONPATH"] = str(library)
     # A file and not a pipe: an orphan that holds a pipe open would be waited for.
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    with tempfile.NamedTemporaryFile("w+", errors="replace", suffix=".log") as log:
+        started = f"{time.strftime('%H:%M')}  {pathlib.Path(command[1]).name}"
+        print(f"{started}, its rounds are told in {log.name}", flush=True)
         process = subprocess.Popen(
             command, env=settings, stdout=log, stderr=subprocess.STDOUT
         )

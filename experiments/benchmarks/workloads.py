@@ -227,6 +227,7 @@ def peak_mib_of_children() -> float:
 class Clock:
     """`with clock:` around every round; wall and CPU seconds in order, peak memory.
 
+    Each is printed, for who waits.
     `clock.evaluate(work, accuracy_fn)` between rounds keeps [round, accuracy] and its
     own seconds, where the work asks for one.
     """
@@ -242,6 +243,7 @@ class Clock:
         self.wall.append(time.perf_counter() - self._start)
         self.cpu.append(cpu_seconds() - self._cpu)
         self.peak = peak_mib()
+        print(f"round {len(self.wall)}: {self.wall[-1]:.3f} s", flush=True)
 
     def evaluate(self, work: Workload, accuracy_fn) -> None:
         rounds, every = len(self.wall), work.evaluate_every

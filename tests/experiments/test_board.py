@@ -254,16 +254,35 @@ def test_the_noise_of_the_private_job_is_that_of_its_epsilon():
     assert found == pytest.approx(work.private.noise_multiplier, rel=2e-3)
 
 
-@pytest.mark.ci
-def test_ours_alone_runs_a_round_from_the_command(tmp_path):
-    words = ["bench", "pfl-cifar10", "--peers=", "--rounds=1", "--cohort=2"]
-    env = {**os.environ, "FEDFR_DATA": str(tmp_path / "nothing")}
+def played(folder, *words):
+    """The JSON of a job that the command has run with two clients."""
+    env = {**os.environ, "FEDFR_DATA": str(folder / "nothing")}
     env["PYTHONPATH"] = str(EXPERIMENTS.parent)
-    command = [sys.executable, "-m", "fedfr_jax", *words, f"--output={tmp_path}"]
-    subprocess.run(command, check=True, env=env)
-    (path,) = tmp_path.glob("*.json")
+    words = "bench", *words, "--rounds=1", "--cohort=2", f"--output={folder}"
+    subprocess.run([sys.executable, "-m", "fedfr_jax", *words], check=True, env=env)
+    (path,) = folder.glob("*.json")
     value = json.loads(path.read_text())
     check(value)
+    return value
+
+
+@pytest.mark.ci
+def test_ours_alone_runs_a_round_from_the_command(tmp_path):
+    value = played(tmp_path, "pfl-cifar10", "--peers=")
     (row,) = value["rows"]
     assert (row["system"], row["rounds"], row["cohort"]) == ("ours", 1, 2)
     assert value["data"]["kind"] == "made" and len(row["digest"]) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["pfl-cifar10", "blazefl-cnn", "pfllib-memory"])
+def test_peers_run_a_round_from_the_command(job, board, tmp_path):
+    """Installs their packages, in minutes, at the first use."""
+    value = played(tmp_path, job, "--peer_rounds=1")
+    assert [x["system"] for x in value["rows"]] == [*board.JOBS[job].programs]
+    for row in value["rows"]:
+        assert row.get("failure") is None and row["peak_mib"] > 50
+        if "bits" not in row["system"]:
+            assert (row["rounds"], row["cohort"]) == (1, 2)
+            assert 0 < row["first_seconds"] < row["total_seconds"] + 1e-6
+            assert 0 <= row["accuracy"] <= 1
