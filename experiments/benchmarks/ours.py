@@ -136,7 +136,8 @@ def of_logits(work, logits, variables):
         settings = Privacy(clip, noise, work.cohort, delta=1e-6)
         settings = settings._replace(noise_cohort_size=noise_cohort, population=10**6)
         algorithm = private(algorithm, settings)
-    return algorithm, variables, logits, Batching(work.batch_size, shuffle=False)
+    feed = Batching(work.batch_size, shuffle=work.epochs > 1)  # as BlazeFL, each epoch
+    return algorithm, variables, logits, feed
 
 
 def whole(work, model=None):
