@@ -63,6 +63,9 @@ ALGORITHMS = {
         ff.fedavg(LOCAL), ff.AGGREGATORS["clip_by_global_norm"](max_norm=1e-3)
     ),
     "halved": lambda: ff.fedavg(LOCAL, server_optimizer=optax.sgd(0.5)),
+    "private": lambda: ff.private(ff.fedavg(LOCAL), ff.Privacy(1.0, 0.5, 5, 0.1)),
+    "ifca": lambda: ff.ifca(LOCAL, num_clusters=2),
+    "mimelite": lambda: ff.mimelite(LOCAL),
 }
 
 
@@ -303,6 +306,16 @@ def test_updates_of_all_players_are_subtracted_by_one_program():
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
 
 
+def test_rounds_without_any_client_have_nothing_to_subtract():
+    systems = Systems(ff.Dropout(before_training=0.5))
+    members = ff.replay(start(systems=systems, cohort_size=1), 8, [1], members=2)
+    found = members.unlearn(1, 0).run.variables["params"]["W"]
+    kept = members.without[1].variables["params"]["W"]
+    assert np.isfinite(found).all() and np.abs(kept).max() > 0
+    _, metrics = ff.run_rounds(start(systems=systems, cohort_size=1), 8)
+    assert 0 < sum(row["num_clients"] for row in metrics) < 8
+
+
 @pytest.mark.parametrize("algorithm", ["clipped", "halved"])
 def test_a_server_that_does_not_add_the_plain_mean_is_not_subtracted_from(algorithm):
     with pytest.raises(ValueError, match="needs a server that adds the mean"):
@@ -344,6 +357,12 @@ def test_what_cannot_be_replayed_is_refused_in_one_line():
         ff.replay(run, 1, [1, "a"], groups={"a": [1, 2]}).shapley(value)
     with pytest.raises(ValueError, match=r"left out, of \[4, 1\], got 'nroth'"):
         replayed().unlearn("nroth")
-    for algorithm, rule in [("ditto", "states"), ("median", "without a plain mean")]:
+    for algorithm, rule in [
+        ("ditto", "states of clients"),
+        ("median", "without a plain mean"),
+        ("private", "private updates"),
+        ("ifca", "states of clients"),
+        ("mimelite", "updates unlike the global model"),
+    ]:
         with pytest.raises(ValueError, match=f"with .*{rule}"):
             replayed(algorithm).unlearn(LAST, 0)

@@ -53,7 +53,6 @@ def recording(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
     def server_update(server, result):
         sums, sent, every, weight = result.sums
-        weight = jnp.where(weight > 0, weight, 1)  # of a round without clients
         return server._replace(
             inner=algorithm.server_update(server.inner, result._replace(sums=sums)),
             moved=trees.add(server.moved, trees.divide(sent, weight)),
@@ -136,26 +135,27 @@ def check_plain(
 
 def check_unlearning(sim: Simulation, variables: PyTree) -> None:
     """Raise ValueError unless clients send one plain change of the global model."""
-    algorithm = sim.inner_algorithm
+    if reason := why_not_plain(sim.inner_algorithm, variables):
+        raise ValueError(
+            "unlearning by subtraction needs clients that send one change of the "
+            f"global model, for its mean, got {sim.inner_algorithm} with {reason}. Use "
+            "the exact replay alone."
+        )
+
+
+def why_not_plain(algorithm: Algorithm, variables: PyTree) -> str:
+    """Why updates are not plain changes of the global model, "" if they are."""
     server = jax.eval_shape(algorithm.init, variables)
     personal = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
+    aggregator = algorithm.aggregator
+    if algorithm.privacy is not None:
+        return "private updates"
+    if jax.tree.leaves(personal):
+        return "states of clients"
+    if aggregator is None or not (aggregator.role == MEAN or aggregator.has_plain_mean):
+        return "an aggregation without a plain mean"
     model = jax.eval_shape(algorithm.global_model, server)
     update = jax.eval_shape(lambda x: zero_update(algorithm, x), server)
-    aggregator = algorithm.aggregator
-    is_mean = aggregator is not None and (
-        aggregator.role == MEAN or aggregator.has_plain_mean
-    )
-    reasons = {
-        "private updates": algorithm.privacy is not None,
-        "states of clients": bool(jax.tree.leaves(personal)),
-        "an aggregation without a plain mean": not is_mean,
-        "updates unlike the global model": jax.tree.structure(model)
-        != jax.tree.structure(update),
-    }
-    for reason, is_there in reasons.items():
-        if is_there:
-            raise ValueError(
-                "unlearning by subtraction needs clients that send one change of the "
-                f"global model, for its mean, got {algorithm} with {reason}. Use the "
-                "exact replay alone."
-            )
+    if jax.tree.structure(model) != jax.tree.structure(update):
+        return "updates unlike the global model"
+    return ""
