@@ -227,6 +227,8 @@ def test_sampled_permutations_give_intervals_that_hold_the_exact_values():
         rows = summarize(margins, False)
         hits += [x.low <= v <= x.high for x, v in zip(rows, exact, strict=True)]
     assert 0.9 < np.mean(hits) < 0.99
+    (alone,) = summarize(margins[:1, :1], False)
+    assert (alone.low, alone.value, alone.high) == (-np.inf, margins[0, 0], np.inf)
     assert sample_orders(4, 24, 0).shape == (24, 4)
     assert sample_orders(4, 23, 0).shape == (23, 4)
 

@@ -9,8 +9,10 @@ import pytest
 
 from fedfr_jax.cli import contributions
 from fedfr_jax.cli.main import main
+from fedfr_jax.cli.replay import parse_group, parse_player
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.replay import Replayer
+from fedfr_jax.runs.report.contribution import contribution_chart
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
@@ -168,3 +170,53 @@ def test_what_is_measured_stays_when_a_later_player_fails(trained, monkeypatch):
     assert call("replay", trained / "run", "--method=fedavg", *words) != 0
     (row,) = json.loads((folder / "replay.json").read_text())["without"]
     assert row["name"] == "client 0" and "unlearning" in row
+
+
+def test_a_clients_name_comes_before_its_number_and_before_a_range():
+    names = ("1", "0", "b-2", "2")
+    for text, players in [
+        ("client:1", [0]),
+        ("client:3", [3]),
+        ("client:b-2", [2]),
+        ("client:ann", ["ann"]),
+        ("client:*", [0, 1, 2, 3]),
+        ("group:a", ["a"]),
+    ]:
+        assert parse_player(text, {"a": [0]}, names, 4) == players
+    for text, ids in [
+        ("a=b-2,1", [2, 0]),
+        ("a=1-3", [1, 2, 3]),
+        ("a=3-9", [3, 4]),  # one too many, which is refused, and not nine
+        ("a=", []),
+    ]:
+        assert parse_group(text, names, 4) == {"a": ids}
+
+
+def test_the_chart_says_who_helps_and_sorts_as_the_table():
+    rows = [
+        {"name": name, "contribution": value, "metrics": {"g/accuracy": 0.5}}
+        for name, value in [("a", -0.1), ("b", 0.3), ("c", 0.0)]
+    ]
+    points = lambda metric: contribution_chart(metric, rows).spec["data"]["values"]
+    assert [(x["player"], x["effect"]) for x in points("g/accuracy")] == [
+        ("b", "helps"),
+        ("c", "helps"),
+        ("a", "harms"),
+    ]
+    assert [x["effect"] for x in points("g/eer")] == ["harms", "helps", "helps"]
+    (table,) = contributions.tables("g/accuracy", rows)
+    assert [str(x) for x in table.columns[0].cells] == ["b", "c", "a"]
+    assert [str(x) for x in table.columns[2].cells] == ["0.3000", "0.0000", "-0.1000"]
+    for row, value in zip(rows, (0.2, 0.1, 0.4), strict=True):
+        row["shapley"] = {"value": value, "low": value - 1, "high": value + 1}
+    chart = contribution_chart("g/accuracy", rows)
+    assert [x["player"] for x in chart.spec["data"]["values"]] == ["c", "a", "b"]
+    assert "95 %" in chart.note and len(chart.spec["layer"]) == 2
+    (table,) = contributions.tables("g/accuracy", rows)
+    assert str([*table.columns[3].cells][0]) == "0.4000 [-0.6000, 1.4000]"
+
+
+def test_names_of_clients_and_groups_are_shown():
+    show = contributions.display_name
+    assert show("north", ()) == "north" and show(1, ()) == "client 1"
+    assert show(1, ("ann", "bob")) == "bob" and show(2, ("ann", "bob")) == "client 2"
