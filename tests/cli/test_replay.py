@@ -61,7 +61,11 @@ def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
     assert [row["name"] for row in found["without"]] == [
         f"client {i}" for i in range(3)
     ]
-    for row in found["without"]:
+    personal = experiment.task.evaluators["personalized"].evaluate(models)
+    assert len({*personal.per_client["accuracy"]}) > 1
+    for client, row in enumerate(found["without"]):
+        forgotten = row["unlearning"]["run_forgotten"]["personalized/accuracy"]
+        assert forgotten == pytest.approx(personal.per_client["accuracy"][client])
         gap = found["metrics"][METRIC] - row["metrics"][METRIC]
         assert row["contribution"] == pytest.approx(gap)
         assert row["shapley"]["low"] == row["shapley"]["value"]
