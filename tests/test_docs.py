@@ -1,7 +1,7 @@
 """Pages of the documentation: code and commands run, names and pictures are current.
 
 A block below a comment `<!-- shown only: reason -->` is compiled or parsed, not run;
-one below `<!-- raises ValueError: words -->` must fail so.
+one below "Fails with `ValueError: words`:" must fail so.
 """
 
 import builtins
@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(
     r"(?P<shown><!-- shown only: [^>]+ -->\n)?"
-    r"(?:<!-- raises (?P<error>\w+): (?P<words>[^>]+) -->\n)?"
+    r"(?:Fails with `(?P<error>\w+): (?P<words>[^`]+)`:\n\n)?"
     r"(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)\n(?P=indent)```",
     re.S,
 )
