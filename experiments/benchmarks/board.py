@@ -7,6 +7,7 @@ the tables of docs/reference/board.md.
 
 import json
 import pathlib
+import shutil
 import statistics
 import tempfile
 import time
@@ -42,6 +43,7 @@ COLUMNS = (
     ("images/s", "images_per_second", "{:.0f}"),
     ("GiB a device", "gib_a_device", "{:.1f}"),
     ("GiB compiled", "compiled_gib", "{:.1f}"),
+    ("GiB usable (75 %)", "usable_gib", "{:.1f}"),
     ("fits", "fits", "{}"),
     ("same bits", "same bits", "{}"),
     ("digest", "digest", "{}"),
@@ -144,6 +146,7 @@ def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
         program, count = programs[pair[1]], rounds[pair[1]]
         of_program = [*flags, *program.flags]  # its own come last, and win
         settings = {"script": program.script, "flags": of_program}
+        settings["clean_up"] = lambda: shutil.rmtree(folder)  # if a signal ends this
         work = job.workload, program.system, count - 1, options.timeout
         return run.run_once(*work, **settings)
 
@@ -229,10 +232,11 @@ def rows_of(
     if "rows" in last:  # each a row of its own, planned and not run
         own = {k: x for k, x in row.items() if k not in ("rounds", "peak_mib")}
         return [{**own, **x, "program": key} for x in last["rows"]]
-    if job.workload and program.script != "ours_bits.py":
+    if job.workload and "digests" not in last:
         work = workloads.WORKLOADS[job.workload]
         work = work._replace(cohort=options.cohort or work.cohort)
         row |= {"cohort": work.cohort, "total_seconds": total_seconds(results)}
+        row["first_seconds"] = statistics.median(x["first_seconds"] for x in results)
         if last["seconds"]:
             row = {**run.figures(work, results), **row}
     return [row]

@@ -37,10 +37,12 @@ OF_FLOWER = (
 
 
 def pfl_job(what: str, split: str = "iid", workload: str = "pfl_cifar10") -> Job:
-    """One of pfl-research's rows; Flower has no central noise of this kind."""
-    programs = {"ours": Program("ours", 1500), "pfl": Program("pfl", 100, OF_PFL)}
-    if workload == "pfl_cifar10":
-        programs["flower"] = Program("flower", 100, OF_FLOWER)
+    """One of pfl-research's rows."""
+    programs = {
+        "ours": Program("ours", 1500),
+        "pfl": Program("pfl", 100, OF_PFL),
+        "flower": Program("flower", 100, OF_FLOWER),
+    }
     return Job(
         about=f"CIFAR-10, 1,000 users of 50 images, {what}: cohort 50, batch 10, one "
         "epoch, SGD 0.1, server 1.0, unweighted, a CNN with dropout, evaluated every "
@@ -54,22 +56,29 @@ def pfl_job(what: str, split: str = "iid", workload: str = "pfl_cifar10") -> Job
 
 OF_BLAZEFL = (
     "blazefl 3.0.0 asks for Python 3.14: two functions lose their type parameter and "
-    "annotations are not evaluated; images are tensors already"
+    "annotations are not evaluated, and its pool of threads, which needs a Python "
+    "without a global lock, is not run; images are tensors already; the network starts "
+    "with Glorot's weights, as ours"
 )
 
 
 def blazefl_job(what: str, workload: str) -> Job:
     """BlazeFL's job with one of its networks."""
-    bits = Program("ours", 2, script="ours_bits.py", flags=("--cohort=8",))
+    of_bits = ("--cohort=8",)
     return Job(
         about=f"CIFAR-10 in 200 shards over 100 clients, all in each of 5 rounds of 5 "
-        f"epochs, batch 50, SGD 0.1, {what}",
+        f"epochs, batch 50, SGD 0.1, {what}; bits of 8 clients",
         source="BlazeFL 3.0 (CVPRW 2026), blazefl/benchmarks",
         programs={
             "ours": Program("ours", 5),
             "blazefl": Program("blazefl", 5, OF_BLAZEFL),
-            "blazefl, a process a core": Program("blazefl-1", 5, OF_BLAZEFL),
-            "ours, bits of 8 clients": bits,
+            "blazefl-pool": Program(
+                "blazefl-1", 5, f"a process for each core; {OF_BLAZEFL}"
+            ),
+            "ours-bits": Program("ours", 2, script="ours_bits.py", flags=of_bits),
+            "blazefl-bits": Program(
+                "blazefl", 2, OF_BLAZEFL, flags=("--bits", *of_bits)
+            ),
         },
         workload=workload,
         data=("cifar10", "shards"),

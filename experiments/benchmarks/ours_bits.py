@@ -77,8 +77,7 @@ def main():
         with clock:
             digests[name] = digest_of_case(name, sys.argv[1:])
     clock.peak = workloads.peak_mib_of_children()
-    is_same = len({*digests.values()}) == 1
-    facts = {"digests": digests, "same bits": "yes" if is_same else "no"}
+    facts = workloads.compared(digests)
     workloads.report(f"jax {jax.__version__}", clock, **facts)
 
 

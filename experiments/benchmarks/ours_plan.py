@@ -32,10 +32,11 @@ def row_of(people: str, column: str, device: str) -> dict:
     (step,) = compile_for(device, [*flags, f"--methods={STAGE}"])[STAGE].values()
     compiled = {"compiled_gib": step["gib"]["needed"]} if "gib" in step else {}
     return {
-        "system": f"ours, {number} x {kind}: {people}, {column}",
+        "system": f"ours, {number} x {kind}: {int(people):,} people, {column}",
         "images_per_second": plan["images_per_second"],
         "gib_a_device": plan["total_bytes"] / 2**30,
         **compiled,
+        "usable_gib": plan["usable_bytes"] / 2**30,
         "fits": "yes" if plan["fits"] and step["fits"] else "no",
     }
 

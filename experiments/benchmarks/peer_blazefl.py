@@ -3,6 +3,7 @@
 With --threads=1 it is the pool. Its pool of threads needs a Python without a global
 lock. It asks for Python 3.14; for an older one two of its functions lose their type
 parameter, and annotations are not evaluated. It shuffles each client's examples.
+--bits trains in several ways instead, and compares the bits of the server.
 """
 
 import importlib.metadata
@@ -122,26 +123,49 @@ def federation(work, num_rounds: int, folder: str, threads: int):
     return server, pool
 
 
+def play(work, num_rounds: int, folder: str, threads: int, clock) -> torch.nn.Module:
+    """The server's model after the rounds, on the examples in the folder."""
+    from blazefl.reproducibility import setup_reproducibility
+
+    setup_reproducibility(42)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of the pool's processes
+    server, trainer = federation(work, num_rounds, folder, threads)
+    for round in range(num_rounds):
+        clients = workloads.cohort(work, round).tolist()
+        with clock:
+            trainer.local_process(server.downlink_package(), clients)
+            for package in trainer.uplink_package():
+                server.load(package)
+    return server.model
+
+
+def bits(work, num_rounds: int, folder: str, threads: int, clock) -> dict:
+    """Facts on the bits of its loop, of the same again, and of its pool."""
+    ways = {"loop": threads, "loop again": threads, "a process a core": 1}
+    return workloads.compared(
+        {
+            name: digest_of(play(work, num_rounds, folder, count, clock))
+            for name, count in ways.items()
+        }
+    )
+
+
 def main():
-    args = workloads.arguments(__doc__)
-    torch.set_num_threads(args.threads)
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the pool's processes
+    args = workloads.arguments(__doc__, bits={"action": "store_true"})
     (work, data), clock = workloads.inputs(args), workloads.Clock()
-    test = tensors(data.test_images, data.test_labels)
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/images.npy", data.images)
         np.save(f"{folder}/labels.npy", data.labels)
-        server, trainer = federation(work, 1 + args.rounds, folder, args.threads)
-        for round in range(1 + args.rounds):
-            clients = workloads.cohort(work, round).tolist()
-            with clock:
-                trainer.local_process(server.downlink_package(), clients)
-                for package in trainer.uplink_package():
-                    server.load(package)
-            clock.evaluate(work, lambda: accuracy(server.model, *test))
+        settings = work, 1 + args.rounds, folder, args.threads, clock
+        if args.bits:
+            facts = bits(*settings)
+        else:
+            model = play(*settings)
+            test = tensors(data.test_images, data.test_labels)
+            facts = {"accuracy": accuracy(model, *test), "digest": digest_of(model)}
     version = f"{importlib.metadata.version('blazefl')}, torch {torch.__version__}"
-    facts = {"accuracy": accuracy(server.model, *test)}
-    workloads.report(version, clock, digest=digest_of(server.model), **facts)
+    workloads.report(version, clock, **facts)
 
 
 importable()

@@ -18,7 +18,10 @@ import workloads
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
 from flwr.simulation import run_simulation
 from torch_models import accuracy, network, tensors, train
 
@@ -90,6 +93,11 @@ def server_app(work, num_rounds: int, clock, final: dict, evaluated) -> ServerAp
             min_evaluate_nodes=0,
             min_available_nodes=work.population,
         )
+        if work.private:
+            clip_norm, noise_multiplier, noise_cohort = work.private
+            strategy = DifferentialPrivacyServerSideFixedClipping(
+                strategy, noise_multiplier, clip_norm, noise_cohort
+            )
         start = ArrayRecord(network(work).state_dict())
         strategy.start(grid, start, num_rounds=num_rounds, evaluate_fn=between)
 

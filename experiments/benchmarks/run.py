@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ import environments
 import results_file
 import table
 import workloads
+
+from fedfr_jax.cli.signals import exiting_on_signals
 
 HERE, RESULTS = results_file.FOLDER, results_file.RESULTS
 CORES = len(os.sched_getaffinity(0))
@@ -67,7 +70,6 @@ OTHERS = {  # scripts of workloads that are no classifiers of all leaves, by net
 
 def main():
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child too
     path = args.output / f"{results_file.machine()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text()) if path.exists() else []
@@ -160,6 +162,7 @@ def run_once(
     *,
     script: str | None = None,
     flags: Sequence[str] = (),
+    clean_up: Callable[[], None] = lambda: None,
 ) -> dict:
     """What the system's script reports of one process.
 
@@ -167,6 +170,7 @@ def run_once(
       workload: None for a script that has none.
       script: instead of the workload's.
       flags: of the script, besides.
+      clean_up: called when a signal ends this process and the script's.
 
     Raises:
       RuntimeError: when it cannot be installed, fails or takes too long.
@@ -177,21 +181,26 @@ def run_once(
     command += [f"--workload={workload}"] if workload else []
     command += [f"--rounds={rounds}", f"--threads={threads}", *flags]
     library = HERE.parents[1] if environment is None else None
-    return report_of(command, threads, timeout, library)
+    return report_of(command, threads, timeout, library, clean_up)
 
 
 def report_of(
-    command: list[str], threads: int, timeout: float, library: pathlib.Path | None
+    command: list[str],
+    threads: int,
+    timeout: float,
+    library: pathlib.Path | None,
+    clean_up: Callable[[], None] = lambda: None,
 ) -> dict:
     """What one process reports.
 
     Args:
       library: the checkout whose library it imports; None in a peer's environment.
+      clean_up: called when a signal ends this process and the other.
 
     Raises:
       RuntimeError: when it fails or takes too long.
     """
-    mark = uuid.uuid4().hex
+    mark, lock = uuid.uuid4().hex, threading.Lock()
     settings = {
         **os.environ,
         workloads.MARK: mark,
@@ -205,16 +214,25 @@ def report_of(
     with tempfile.NamedTemporaryFile("w+", errors="replace", suffix=".log") as log:
         started = f"{time.strftime('%H:%M')}  {pathlib.Path(command[1]).name}"
         print(f"{started}, its rounds are told in {log.name}", flush=True)
-        process = subprocess.Popen(
-            command, env=settings, stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"took longer than {timeout:.0f} s") from None
-        finally:
+
+        def stop():
+            lock.acquire()  # and keep it: the main thread waits for the end
             end(mark)
-            process.wait()
+            clean_up()
+            pathlib.Path(log.name).unlink(missing_ok=True)
+
+        with exiting_on_signals(sys.argv[1:], stop):
+            process = subprocess.Popen(
+                command, env=settings, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"took longer than {timeout:.0f} s") from None
+            finally:
+                with lock:
+                    end(mark)
+                process.wait()
         log.seek(0)
         output = log.read()
     for line in output.splitlines():

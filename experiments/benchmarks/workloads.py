@@ -261,6 +261,16 @@ def digest(arrays) -> str:
     return result.hexdigest()[:16]
 
 
+def compared(digests: dict[str, str]) -> dict:
+    """Facts of a report on the bits of a server that several ways have trained."""
+    told = ", ".join(f"{name} {digest[:6]}" for name, digest in digests.items())
+    return {
+        "digests": digests,
+        "same bits": "yes" if len({*digests.values()}) == 1 else "no",
+        "note": f"bits of the server after the rounds: {told}",
+    }
+
+
 def is_plain(value) -> bool:
     """Whether JSON takes it as it is."""
     return isinstance(value, str | list | dict)

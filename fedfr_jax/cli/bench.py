@@ -1,5 +1,6 @@
 """Bench: published jobs beside the programs of peers."""
 
+import os
 import pathlib
 import runpy
 import sys
@@ -27,7 +28,8 @@ def bench(
 
       fedfr bench pfl-cifar10 --peers=pfl --rounds=10 --peer_rounds=10
 
-    Needs a clone of the repository, which holds the jobs and the peers' programs.
+    Needs Linux, and a clone of the repository, which holds the jobs and the peers'
+    programs.
 
     Args:
       job: JOB name of a job
@@ -44,6 +46,11 @@ def bench(
         raise ValueError(
             "fedfr bench needs a clone of the repository, whose experiments/benchmarks "
             f"has the jobs, got none at {FOLDER}. Clone it and run fedfr there."
+        )
+    if not hasattr(os, "sched_getaffinity"):
+        raise ValueError(
+            "fedfr bench needs Linux, which tells the cores and memory of a process, "
+            f"got {sys.platform}. Run it in a container."
         )
     sys.path.insert(0, str(FOLDER))  # of the modules that it imports
     board = runpy.run_path(str(FOLDER / "board.py"))

@@ -302,14 +302,17 @@ def unlearning_tables(metric: str, rows: Sequence[Mapping[str, Any]]) -> list[Ta
     if not rows or "unlearning" not in rows[0]:
         return []
     table = Table(title="unlearning", title_justify="left")
-    for heading in ("forgotten", "model", "distance", metric, "on forgotten data"):
+    known = rows[0]["unlearning"]["exact_forgotten"]
+    own = metric if metric in known else next(iter(known), "")  # a client's, if any
+    headings = ["forgotten", "model", "distance", metric]
+    for heading in (*headings, f"{own or 'metric'} of the forgotten"):
         is_number = len(table.columns) > 1
         table.add_column(heading, justify="right" if is_number else "left")
     for row in rows:
         scores = row["unlearning"]
         lengths = scores["distance_of_run"], scores["distance"], 0.0
         for state, length in zip(("run", "unlearned", "exact"), lengths, strict=True):
-            forgotten = next(iter(scores[f"{state}_forgotten"].values()), None)
+            forgotten = scores[f"{state}_forgotten"].get(own)
             numbers = map(number_text, (length, scores[state][metric], forgotten))
             name = row["name"] if state == "run" else ""
             table.add_row(*map(as_text, (name, state, *numbers)))

@@ -28,6 +28,7 @@ FURTHER = {  # of a module, beside the members of families
     "ff.aggregation": "chain of_all_updates weighted_mean",
     "ff.convolutions": "fast use_forms",
     "ff.privacy": f"{PRIVACY} skellam_noise",
+    "fedfr_jax.federated.systems.fedscale": "read_availability read_profiles",
     "fedfr_jax.flower": "build_deployment client_app from_config server_app",
     "fedfr_jax.runs.sinks": "Sink",
 }

@@ -1,13 +1,18 @@
 """Rows, tables and files of the benchmarks, on numbers that are made up."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.experiments.scripts import EXPERIMENTS, load
+
+ROOT = EXPERIMENTS.parent
 
 
 def test_compiling_is_what_the_first_round_takes_beyond_the_others():
@@ -85,3 +90,30 @@ def test_commands_of_results_name_no_place_of_a_machine():
         if (words := found.findall(path.read_text()))
     }
     assert not offenders
+
+
+def test_a_signal_ends_the_measured_process_too_and_cleans_up(tmp_path):
+    """As a scheduler ends a benchmark; no failure is told of what was stopped."""
+    child, done = tmp_path / "child", tmp_path / "done"
+    text = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); "
+    command = [sys.executable, "-c", text + "time.sleep(99)", str(child)]
+    code = "import pathlib, run; clean_up = pathlib.Path({!r}).touch; "
+    code += "run.report_of({!r}, 1, 99, None, clean_up)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code.format(str(done), command)],
+        env={**os.environ, "PYTHONPATH": f"{EXPERIMENTS / 'benchmarks'}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not (child.exists() and child.read_text()):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=20)
+    log = re.search(r"told in (\S+)", told)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Stopped by SIGTERM" in told and "exit code" not in told
+    assert done.exists() and log and not os.path.exists(log[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)

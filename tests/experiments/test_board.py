@@ -159,6 +159,17 @@ def test_where_there_is_no_clone_one_line_says_so(
     assert "needs a clone of the repository" in capsys.readouterr().err
 
 
+def test_another_system_than_linux_is_one_line(monkeypatch, command, capsys):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert command("pfl-cifar10") == 2
+    assert "fedfr bench needs Linux" in capsys.readouterr().err
+
+
+def test_every_peer_can_be_named_in_a_list(board):
+    names = {name for job in board.JOBS.values() for name in job.programs}
+    assert not [name for name in names if "," in name and name[:4] != "ours"]
+
+
 def test_a_peer_that_cannot_be_installed_is_one_line_before_anything_runs(
     board, tmp_path, monkeypatch
 ):

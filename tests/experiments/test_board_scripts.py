@@ -64,7 +64,7 @@ def test_a_planned_row_fits_if_both_say_so(monkeypatch, planned, compiled, fits)
     )
     row = script.row_of("125000", "Partial FC 0.1", "v100:1x1x8")
     assert asked == {"device": "v100", "devices": 8, "rate": 0.1}
-    assert row["system"] == "ours, 8 x v100: 125000, Partial FC 0.1"
+    assert row["system"] == "ours, 8 x v100: 125,000 people, Partial FC 0.1"
     assert (row["gib_a_device"], row["compiled_gib"], row["fits"]) == (2.0, 3.0, fits)
 
 

@@ -24,7 +24,7 @@ def contribution_chart(metric: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
         effect = HELPS if is_good else HARMS
         points.append({"player": row["name"], "effect": effect, **point})
     points.sort(key=lambda point: -point["value"])
-    kind = "Shapley value" if has_shapley else "Change by leaving out"
+    kind = "Shapley value" if has_shapley else "Contribution"
     color = {"domain": [HELPS, HARMS], "range": [COLORS[0], COLORS[1]]}
     names = [point["player"] for point in points]
     y = {"field": "player", "type": "nominal", "sort": names, "title": None}
