@@ -20,7 +20,7 @@ import results_file
 import run
 import table
 import workloads
-from board_jobs import JOBS, Job, Program
+from board_jobs import JOBS, WHOLE, Job, Program
 
 from fedfr_jax.json_files import read_json
 
@@ -93,7 +93,7 @@ def play(name: str, options: Options, output: pathlib.Path | None = None) -> Non
 
 
 def chosen(name: str, options: Options) -> dict[str, Program]:
-    """Programs to run: ours, and peers that were asked for."""
+    """Programs to run: ours, the whole job unless its rounds are given, and peers."""
     if name not in JOBS:
         raise ValueError(f"JOB must be one of {', '.join(JOBS)}, got {name!r}.")
     programs = JOBS[name].programs
@@ -108,6 +108,7 @@ def chosen(name: str, options: Options) -> dict[str, Program]:
         rule = f"be from 1 to {most}" if most else f"be left out, as {name} has none"
         raise ValueError(f"--cohort must {rule}, got {cohort}.")
     left_out = {*peers} - {*(peers if options.peers is None else options.peers)}
+    left_out |= {WHOLE} if options.rounds else set()
     return {k: x for k, x in programs.items() if k not in left_out}
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+WHOLE = "ours-whole"  # all rounds, in hours, after those that are compared
 OURS_DATA = "images come from a file, the same for all; a round's cohort is given"
 
 
@@ -39,9 +40,10 @@ OF_FLOWER = (
 def pfl_job(what: str, split: str = "iid", workload: str = "pfl_cifar10") -> Job:
     """One of pfl-research's rows."""
     programs = {
-        "ours": Program("ours", 1500),
+        "ours": Program("ours", 100),
         "pfl": Program("pfl", 100, OF_PFL),
         "flower": Program("flower", 100, OF_FLOWER),
+        WHOLE: Program("ours", 1500),
     }
     return Job(
         about=f"CIFAR-10, 1,000 users of 50 images, {what}: cohort 50, batch 10, one "

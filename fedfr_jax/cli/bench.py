@@ -34,7 +34,8 @@ def bench(
     Args:
       job: JOB name of a job
       peers: A,B peers to run (default all of the job; --peers= for none)
-      rounds: N rounds of ours, the first of which compiles (default the job's)
+      rounds: N rounds of ours, the first of which compiles, without the whole job
+        (default the job's)
       peer_rounds: N rounds of a peer (default the job's)
       cohort: N clients of a round, fewer than the job's (default the job's)
       repeats: N processes of each program

@@ -165,6 +165,13 @@ def test_another_system_than_linux_is_one_line(monkeypatch, command, capsys):
     assert "fedfr bench needs Linux" in capsys.readouterr().err
 
 
+def test_the_whole_job_comes_last_and_not_with_fewer_rounds(board):
+    options = board.Options(peers=["pfl"])
+    assert [*board.chosen("pfl-cifar10", options)] == ["ours", "pfl", board.WHOLE]
+    fewer = options._replace(rounds=1500)
+    assert [*board.chosen("pfl-cifar10", fewer)] == ["ours", "pfl"]
+
+
 def test_every_peer_can_be_named_in_a_list(board):
     names = {name for job in board.JOBS.values() for name in job.programs}
     assert not [name for name in names if "," in name and name[:4] != "ours"]
@@ -201,7 +208,7 @@ def test_a_failure_is_a_row_only_where_a_program_has_no_other(
 
     def rows(repeats, **of):
         answers.update(of)
-        options = board.Options(repeats=repeats)
+        options = board.Options(rounds=3, repeats=repeats)
         with pytest.raises(ValueError, match="all programs must run, got"):
             board.play("pfl-cifar10", options, tmp_path)
         (path,) = tmp_path.glob("*.json")
@@ -290,7 +297,8 @@ def test_ours_alone_runs_a_round_from_the_command(tmp_path):
 def test_peers_run_a_round_from_the_command(job, board, tmp_path):
     """Installs their packages, in minutes, at the first use."""
     value = played(tmp_path, job, "--peer_rounds=1")
-    assert [x["system"] for x in value["rows"]] == [*board.JOBS[job].programs]
+    names = [x for x in board.JOBS[job].programs if x != board.WHOLE]
+    assert [x["system"] for x in value["rows"]] == names
     for row in value["rows"]:
         assert row.get("failure") is None and row["peak_mib"] > 50
         if "bits" not in row["system"]:
