@@ -213,7 +213,7 @@ def report_of(
     # A file and not a pipe: an orphan that holds a pipe open would be waited for.
     with tempfile.NamedTemporaryFile("w+", errors="replace", suffix=".log") as log:
         started = f"{time.strftime('%H:%M')}  {pathlib.Path(command[1]).name}"
-        print(f"{started}, its rounds are told in {log.name}", flush=True)
+        print(f"{started}, log: {log.name}", flush=True)
 
         def stop():
             lock.acquire()  # and keep it: the main thread waits for the end

@@ -227,7 +227,7 @@ def peak_mib_of_children() -> float:
 class Clock:
     """`with clock:` around every round; wall and CPU seconds in order, peak memory.
 
-    Each is printed, for who waits.
+    Each round is printed.
     `clock.evaluate(work, accuracy_fn)` between rounds keeps [round, accuracy] and its
     own seconds, where the work asks for one.
     """
@@ -263,11 +263,11 @@ def digest(arrays) -> str:
 
 def compared(digests: dict[str, str]) -> dict:
     """Facts of a report on the bits of a server that several ways have trained."""
-    told = ", ".join(f"{name} {digest[:6]}" for name, digest in digests.items())
+    listed = ", ".join(f"{name} {digest[:6]}" for name, digest in digests.items())
     return {
         "digests": digests,
         "same bits": "yes" if len({*digests.values()}) == 1 else "no",
-        "note": f"bits of the server after the rounds: {told}",
+        "note": f"bits of the server after the rounds: {listed}",
     }
 
 

@@ -50,7 +50,7 @@ def bench(
         )
     if not hasattr(os, "sched_getaffinity"):
         raise ValueError(
-            "fedfr bench needs Linux, which tells the cores and memory of a process, "
+            "fedfr bench needs Linux, which reports cores and memory of a process, "
             f"got {sys.platform}. Run it in a container."
         )
     sys.path.insert(0, str(FOLDER))  # of the modules that it imports

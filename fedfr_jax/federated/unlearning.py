@@ -87,7 +87,7 @@ class Subtraction:
     def check(self) -> None:
         """Raise ValueError for a server that does not add the plain mean.
 
-        Two rounds tell: momentum shows in the second.
+        Two rounds are enough: momentum shows in the second.
         """
         self._train(np.zeros(0, np.int64), min(self._num_rounds, 2))
 

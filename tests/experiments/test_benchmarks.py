@@ -94,7 +94,7 @@ def test_commands_of_results_name_no_place_of_a_machine():
 
 
 def test_a_signal_ends_the_measured_process_too_and_cleans_up(tmp_path):
-    """As a scheduler ends a benchmark; no failure is told of what was stopped."""
+    """As a scheduler ends a benchmark; what was stopped is no failure."""
     child, done = tmp_path / "child", tmp_path / "done"
     text = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); "
     command = [sys.executable, "-c", text + "time.sleep(99)", str(child)]
@@ -111,10 +111,10 @@ def test_a_signal_ends_the_measured_process_too_and_cleans_up(tmp_path):
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=20)
-    log = re.search(r"told in (\S+)", told)
+    output, _ = process.communicate(timeout=20)
+    log = re.search(r"log: (\S+)", output)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "Stopped by SIGTERM" in told and "exit code" not in told
+    assert "Stopped by SIGTERM" in output and "exit code" not in output
     assert done.exists() and log and not os.path.exists(log[1])
     command = pathlib.Path("/proc", child.read_text(), "cmdline")
     for _ in range(100):  # a zombie has an empty one

@@ -121,9 +121,9 @@ def test_a_run_adds_up_what_its_rounds_cost_and_the_plan_foretells_it(tmp_path):
         assert value > 0
         assert value == pytest.approx(sum(row[name] for row in rows))
         assert planned[name] == pytest.approx(value)
-    told = f"{planned['energy_kwh']:.3g} kWh, {planned['co2_kg']:.3g} kg CO2, price "
+    costs = f"{planned['energy_kwh']:.3g} kWh, {planned['co2_kg']:.3g} kg CO2, price "
     (line,) = [x for x in plan_lines(config) if "clients of all rounds spend" in x]
-    assert line.endswith(f"  {told}{planned['price']:.3g}")
+    assert line.endswith(f"  {costs}{planned['price']:.3g}")
     config["federation"]["systems"] = {}
     assert not any("spend" in line for line in plan_lines(config))
 
