@@ -50,7 +50,8 @@ def test_a_config_that_fails_says_why_in_its_last_line(data, monkeypatch):
 )
 def test_a_planned_row_fits_if_both_say_so(monkeypatch, planned, compiled, fits):
     script = load("benchmarks/ours_plan")
-    plan = {"images_per_second": 9.0, "total_bytes": 2**31, "fits": planned}
+    sizes = {"total_bytes": 2**31, "usable_bytes": 3 * 2**32}
+    plan = {"images_per_second": 9.0, **sizes, "fits": planned}
     asked = {}
 
     def print_plan(config, methods, **of):
@@ -66,6 +67,7 @@ def test_a_planned_row_fits_if_both_say_so(monkeypatch, planned, compiled, fits)
     assert asked == {"device": "v100", "devices": 8, "rate": 0.1}
     assert row["system"] == "ours, 8 x v100: 125,000 people, Partial FC 0.1"
     assert (row["gib_a_device"], row["compiled_gib"], row["fits"]) == (2.0, 3.0, fits)
+    assert row["usable_gib"] == 12.0
 
 
 @pytest.mark.parametrize("killed", ["ab", "cd"])
@@ -75,6 +77,7 @@ def test_bits_are_the_same_only_if_every_case_has_them(monkeypatch, capsys, kill
     digest_of = lambda name, words: killed if "killed" in name else "ab"
     monkeypatch.setattr(script, "digest_of_case", digest_of)
     script.main()
-    report = json.loads(capsys.readouterr().out.removeprefix(script.workloads.PREFIX))
+    *_, line = capsys.readouterr().out.splitlines()
+    report = json.loads(line.removeprefix(script.workloads.PREFIX))
     assert report["same bits"] == ("yes" if killed == "ab" else "no")
     assert len(report["digests"]) == 3
