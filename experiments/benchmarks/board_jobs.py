@@ -60,7 +60,7 @@ OF_BLAZEFL = (
     "blazefl 3.0.0 asks for Python 3.14: two functions lose their type parameter and "
     "annotations are not evaluated, and its pool of threads, which needs a Python "
     "without a global lock, is not run; images are tensors already; the network starts "
-    "with Glorot's weights, as ours"
+    "from the distribution of ours"
 )
 
 
