@@ -165,11 +165,9 @@ class Options(NamedTuple):
 
 def check_options(trained: Trained, replay: Replay, options: Options) -> None:
     """Raise ValueError for what cannot be measured, before anything is trained."""
-    record = trained.folder / EVALUATIONS
-    if options.metric and record.is_file():
-        found = manifest.read_object(record).items()
-        names = [f"{k}/{name}" for k, x in found for name in x.get("metrics", ())]
-        choose_metric(options.metric, dict.fromkeys(names, 0.0))
+    found = stored_metrics(trained.folder)
+    if options.metric and found:
+        choose_metric(options.metric, found)
     if not 0 <= options.tolerance < np.inf:
         raise ValueError(f"--tolerance must be at least 0, got {options.tolerance}.")
     if options.permutations == 1 and len(replay.players) > 1:
@@ -180,7 +178,18 @@ def check_options(trained: Trained, replay: Replay, options: Options) -> None:
         replay.check_unlearning()
 
 
-def choose_metric(metric: str, found: Mapping[str, float]) -> str:
+def stored_metrics(folder: pathlib.Path) -> dict[str, float | None]:
+    """{"evaluator/metric": value} that a method was evaluated to, {} if it was not."""
+    record = folder / EVALUATIONS
+    found = manifest.read_object(record).items() if record.is_file() else ()
+    return {
+        f"{evaluator}/{name}": value
+        for evaluator, part in found
+        for name, value in part.get("metrics", {}).items()
+    }
+
+
+def choose_metric(metric: str, found: Mapping[str, float | None]) -> str:
     """The metric evaluator/name that contributions are of; "" takes the first."""
     known = [name for name in found if direction(name)]
     metric = metric or next(iter(known), "")
@@ -201,7 +210,8 @@ def measure(
     )
     metric, rows = choose_metric(options.metric, metrics), []
     summary = {"difference": away, "metric": metric, "metrics": metrics}
-    summary["without"] = rows
+    stored = stored_metrics(trained.folder).get(metric)
+    summary |= {"metric_of_run": stored, "without": rows}
     if trained.run.sim.accountant is not None:
         summary[NOT_PRIVATE] = True
     for name, run in zip(replay.players, runs, strict=True):
@@ -262,12 +272,30 @@ def write_replay(trained: Trained, replay: Replay, options: Options) -> None:
     metric, rows = summary["metric"], summary["without"]
     for table in tables(metric, rows):
         show(table)
+    if note := rounding_note(summary):
+        show(note)
     show(f"{path}.json")
     try:
         drawing.save(path, [contribution_chart(metric, rows)])
         show(f"{path}.svg")
     except ImportError:
         show(drawing.NO_PLOTS)
+
+
+def rounding_note(summary: Mapping[str, Any]) -> str:
+    """Line on contributions that rounding alone can make, "" where there are none."""
+    metric, rows = summary["metric"], summary["without"]
+    stored, replayed = summary["metric_of_run"], summary["metrics"][metric]
+    if stored is None or stored == replayed:
+        return ""
+    rounding = abs(replayed - stored)
+    if all(abs(row["contribution"]) > rounding for row in rows):
+        return ""
+    return (
+        f"{metric} of all clients is {number_text(stored)} in the run and "
+        f"{number_text(replayed)} in the replay: contributions of up to "
+        f"{rounding:.1e} may be rounding"
+    )
 
 
 def display_name(name: Hashable, client_names: Sequence[str]) -> str:

@@ -58,6 +58,7 @@ def test_a_replay_measures_every_client_and_its_unlearning(trained, capsys):
     models = load_models(experiment, "fedavg", run)
     generic = experiment.task.evaluators["generic"].evaluate(models)
     assert found["metrics"][METRIC] == pytest.approx(generic.metrics["accuracy"])
+    assert found["metric_of_run"] == pytest.approx(generic.metrics["accuracy"])
     assert [row["name"] for row in found["without"]] == [
         f"client {i}" for i in range(3)
     ]
@@ -224,3 +225,17 @@ def test_names_of_clients_and_groups_are_shown():
     show = contributions.display_name
     assert show("north", ()) == "north" and show(1, ()) == "client 1"
     assert show(1, ("ann", "bob")) == "bob" and show(2, ("ann", "bob")) == "client 2"
+
+
+def test_contributions_no_larger_than_rounding_are_said_to_be():
+    def note(of_run, *sizes):
+        rows = [{"contribution": x} for x in sizes]
+        found = {"metric": METRIC, "metrics": {METRIC: 0.9321}, "without": rows}
+        return contributions.rounding_note(found | {"metric_of_run": of_run})
+
+    line = f"{METRIC} of all clients is 0.9310 in the run and 0.9321 in the replay"
+    assert note(0.9310, 0.1, -0.0005) == (
+        f"{line}: contributions of up to 1.1e-03 may be rounding"
+    )
+    for of_run, *rows in [(0.9310, 0.1, -0.2), (0.9321, 0.0, 0.1), (None, 0.0)]:
+        assert note(of_run, *rows) == ""
