@@ -44,8 +44,9 @@ from lease_works import (
 from fedfr_jax.convolutions import use_forms
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated.one_round import assign, load_round
 from fedfr_jax.federated.pipeline import CohortRows
-from fedfr_jax.federated.rounds import advance, assign, load_round
+from fedfr_jax.federated.rounds import advance
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS

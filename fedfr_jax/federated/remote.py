@@ -53,7 +53,7 @@ from fedfr_jax.federated.engine import (
 from fedfr_jax.federated.participation import check_participation, cohort_of_round
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.privacy.mechanism import accountant_of
-from fedfr_jax.federated.rounds import check_metrics, check_rows, check_state
+from fedfr_jax.federated.round_checks import check_metrics, check_rows, check_state
 from fedfr_jax.federated.sampling import random_client
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree

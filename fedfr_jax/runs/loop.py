@@ -18,15 +18,11 @@ import jax
 import numpy as np
 
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
+from fedfr_jax.federated.calls import needs_round_before
 from fedfr_jax.federated.pipeline import InputError
 from fedfr_jax.federated.privacy.accountant import continued
-from fedfr_jax.federated.rounds import (
-    TrainedCall,
-    check_number,
-    check_state,
-    needs_round_before,
-    train_calls,
-)
+from fedfr_jax.federated.round_checks import check_number, check_state
+from fedfr_jax.federated.rounds import TrainedCall, train_calls
 from fedfr_jax.federated.row_exchange import Objects
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import open_store

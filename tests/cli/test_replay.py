@@ -227,7 +227,7 @@ def test_names_of_clients_and_groups_are_shown():
     assert show(1, ("ann", "bob")) == "bob" and show(2, ("ann", "bob")) == "client 2"
 
 
-def test_contributions_no_larger_than_rounding_are_said_to_be():
+def test_contributions_no_larger_than_rounding_are_said_to_be(tmp_path):
     def note(of_run, *sizes):
         rows = [{"contribution": x} for x in sizes]
         found = {"metric": METRIC, "metrics": {METRIC: 0.9321}, "without": rows}
@@ -239,3 +239,4 @@ def test_contributions_no_larger_than_rounding_are_said_to_be():
     )
     for of_run, *rows in [(0.9310, 0.1, -0.2), (0.9321, 0.0, 0.1), (None, 0.0)]:
         assert note(of_run, *rows) == ""
+    assert contributions.stored_metrics(tmp_path) == {}  # of a method never evaluated

@@ -12,8 +12,8 @@ import pytest
 import fedfr_jax as ff
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import calls
 from fedfr_jax.federated import client as client_module
-from fedfr_jax.federated import rounds as round_module
 from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -398,13 +398,13 @@ def test_links_that_change_nothing_change_nothing(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
-    schedule = round_module.build_schedule
+    schedule = calls.build_schedule
 
     def reverse(*args, **settings):
         plan = schedule(*args, **settings)
         return plan._replace(slots=plan.slots[:, ::-1])
 
-    monkeypatch.setattr(round_module, "build_schedule", reverse)
+    monkeypatch.setattr(calls, "build_schedule", reverse)
     actual = rounds(name, simulated(name, *APART), (0, 1))
     assert_close(actual, reference(name, APART))
 

@@ -12,16 +12,12 @@ import fedfr_jax as ff
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.calls import schedule_cohort
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.many_rounds import HostCall, store_call
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.rounds import (
-    HostCall,
-    advance,
-    check_rounds_per_call,
-    schedule_cohort,
-    store_call,
-)
+from fedfr_jax.federated.rounds import advance, check_rounds_per_call
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     build_simulation,

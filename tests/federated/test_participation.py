@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import krum
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.rounds import check_dropped
+from fedfr_jax.federated.round_checks import check_dropped
 from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.federated.systems.failures import Dropout, drop_clients
 from fedfr_jax.federated.systems.settings import Systems

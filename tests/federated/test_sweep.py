@@ -10,12 +10,14 @@ from fedfr_jax.data.stream import stream
 from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.calls import shared_tables
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_parallel import placement
+from fedfr_jax.federated.one_round import assign
 from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.pipeline import CohortRows
 from fedfr_jax.federated.privacy import Privacy, private
-from fedfr_jax.federated.rounds import advance, assign, shared_tables
+from fedfr_jax.federated.rounds import advance
 from fedfr_jax.federated.settings import Settings
 from fedfr_jax.federated.simulation import open_store, sweep
 from fedfr_jax.federated.systems.devices import log_normal_profiles

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
-from fedfr_jax.federated import rounds
+from fedfr_jax.federated import calls
 from fedfr_jax.federated.participation import before_round
-from fedfr_jax.federated.rounds import check_metrics
+from fedfr_jax.federated.round_checks import check_metrics
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.settings import Federation, Settings
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
@@ -232,7 +232,7 @@ def test_an_input_that_cannot_be_read_costs_no_round_and_names_what_is_left(
             raise OSError("503 Slow Down")
         return before_round(sim, server, round)
 
-    monkeypatch.setattr(rounds, "before_round", refusing)
+    monkeypatch.setattr(calls, "before_round", refusing)
     words = r"finished \(input could not be read \(503 Slow Down\)\); checkpoint 3 is"
     with pytest.raises(OSError, match=words) as error:
         train(sim, server, tmp_path, evaluate_every=0, checkpoint_every=1)
