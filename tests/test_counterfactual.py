@@ -229,6 +229,8 @@ def test_sampled_permutations_give_intervals_that_hold_the_exact_values():
     assert 0.9 < np.mean(hits) < 0.99
     (alone,) = summarize(margins[:1, :1], False)
     assert (alone.low, alone.value, alone.high) == (-np.inf, margins[0, 0], np.inf)
+    (two,) = summarize(np.array([[0.0], [2.0]]), False)
+    assert two == pytest.approx((1.0, 1 - 12.706, 1 + 12.706), rel=1e-4)  # Student's, 1
     assert sample_orders(4, 24, 0).shape == (24, 4)
     assert sample_orders(4, 23, 0).shape == (23, 4)
 
