@@ -11,7 +11,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import board_data
@@ -131,28 +131,14 @@ def install(programs: dict[str, Program]) -> None:
 
 def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
     """(JSON, {pair: why it failed}) after all programs, with data in the folder."""
-    job, flags, data = JOBS[name], [], {}
-    if job.workload and job.data:
-        work = workloads.WORKLOADS[job.workload]
-        file = folder / "data.npz"
-        data, flags = board_data.write(file, work, *job.data), [f"--data={file}"]
-    flags += [f"--cohort={options.cohort}"] if options.cohort else []
+    job, pairs = JOBS[name], [(name, key) for key in programs]
     rounds = {
         key: (options.rounds if key.startswith("ours") else options.peer_rounds)
         or program.rounds
         for key, program in programs.items()
     }
-
-    def play_one(pair):
-        program, count = programs[pair[1]], rounds[pair[1]]
-        of_program = [*flags, *program.flags]  # its own come last, and win
-        settings = {"script": program.script, "flags": of_program}
-        settings["clean_up"] = lambda: shutil.rmtree(folder)  # if a signal ends this
-        work = job.workload, program.system, count - 1, options.timeout
-        return run.run_once(*work, **settings)
-
+    data, play_one = player(folder, job, programs, rounds, options)
     board, failures = kept_board(path, name, job, data), {}
-    pairs = [(name, key) for key in programs]
     for runs, failures in run.in_turns(pairs, options.repeats, play_one):
         for (_, key), results in runs.items():
             made = rows_of(key, programs[key], results, rounds[key], options, job)
@@ -163,6 +149,30 @@ def play_in(folder, name, programs, options, path) -> tuple[dict, dict]:
                 replace_rows(board, key, [failure])
         path.write_text(json.dumps(board, indent=1) + "\n")
     return board, failures
+
+
+def player(folder, job, programs, rounds, options) -> tuple[dict, Callable]:
+    """(what the JSON says of the data, (job, program) -> report of its process)."""
+    flags, data = [], {}
+    if job.workload and job.data:
+        work = workloads.WORKLOADS[job.workload]
+        file = folder / "data.npz"
+        data, flags = board_data.write(file, work, *job.data), [f"--data={file}"]
+    flags += [f"--cohort={options.cohort}"] if options.cohort else []
+
+    def play_one(pair):
+        key = pair[1]
+        return run.run_once(
+            job.workload,
+            programs[key].system,
+            rounds[key] - 1,
+            options.timeout,
+            script=programs[key].script,
+            flags=[*flags, *programs[key].flags],  # its own come last, and win
+            clean_up=lambda: shutil.rmtree(folder),  # if a signal ends this
+        )
+
+    return data, play_one
 
 
 def facts() -> dict:

@@ -21,6 +21,7 @@ from fedfr_jax.federated.calls import (
     Dispatched,
     Reading,
     RunInputs,
+    region,
     round_log,
     schedule_cohort,
     shared_tables,
@@ -38,8 +39,6 @@ from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import RoundInputs
 from fedfr_jax.types import Cohort, PyTree
-
-region = jax.profiler.TraceAnnotation  # names the host's work in a profile
 
 
 def check_call_rows(

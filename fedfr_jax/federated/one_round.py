@@ -14,6 +14,7 @@ from fedfr_jax.federated.calls import (
     CallKind,
     Dispatched,
     Reading,
+    region,
     round_log,
     schedule_cohort,
     shared_tables,
@@ -36,8 +37,6 @@ from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import RoundInputs
 from fedfr_jax.types import Cohort, PyTree
-
-region = jax.profiler.TraceAnnotation  # names the host's work in a profile
 
 
 def check_round_rows(

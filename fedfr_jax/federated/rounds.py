@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.calls import Reading, needs_round_before
+from fedfr_jax.federated.calls import Reading, needs_round_before, region
 from fedfr_jax.federated.many_rounds import MANY_ROUNDS
 from fedfr_jax.federated.one_round import ONE_ROUND
 from fedfr_jax.federated.pipeline import Ahead, Alone, Progress
@@ -22,8 +21,6 @@ from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.settings import Systems
 from fedfr_jax.types import Algorithm, Cohort, PyTree
-
-region = jax.profiler.TraceAnnotation  # names the host's work in a profile
 
 
 class TrainedCall(NamedTuple):
