@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.experiments.scripts import load
@@ -81,3 +82,24 @@ def test_bits_are_the_same_only_if_every_case_has_them(monkeypatch, capsys, kill
     report = json.loads(line.removeprefix(script.workloads.PREFIX))
     assert report["same bits"] == ("yes" if killed == "ab" else "no")
     assert len(report["digests"]) == 3
+
+
+def test_weights_of_a_pytorch_network_become_ours():
+    """The same logits, though PyTorch has channels first, also where it flattens."""
+    rng, draw = np.random.default_rng(0), {}
+    for name, shape in {"0": (2, 1, 1, 1), "3": (3, 8), "5": (4, 3)}.items():
+        draw[f"{name}.weight"] = rng.normal(size=shape).astype(np.float32)
+        draw[f"{name}.bias"] = rng.normal(size=shape[0]).astype(np.float32)
+    x = rng.normal(size=(5, 1, 2, 2)).astype(np.float32)  # NCHW
+    kernel, bias = draw["0.weight"][:, 0, 0, 0], draw["0.bias"]
+    planes = x * kernel[:, None, None] + bias[:, None, None]
+    hidden = planes.reshape(5, -1) @ draw["3.weight"].T + draw["3.bias"]
+    expected = hidden @ draw["5.weight"].T + draw["5.bias"]
+    params = {"backbone": {"Conv_0": 0, "Dense_0": 0}, "head": 0}
+    found = load("benchmarks/same_start").as_ours(params, draw)
+    conv, dense = found["backbone"]["Conv_0"], found["backbone"]["Dense_0"]
+    assert conv["kernel"].shape == (1, 1, 1, 2)
+    y = np.moveaxis(x, 1, -1) @ conv["kernel"][0, 0] + conv["bias"]
+    y = y.reshape(5, -1) @ dense["kernel"] + dense["bias"]
+    y = y @ found["head"]["kernel"] + found["head"]["bias"]
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
